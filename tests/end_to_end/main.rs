@@ -4,6 +4,7 @@
 
 mod book;
 mod browser;
+mod buckets;
 mod calls;
 mod chaos;
 mod command_line;

@@ -61,7 +61,7 @@ fn each_worker_has_its_share_of_the_memory() {
         }
         eventually(|| cluster.status()["steps"].as_u64().unwrap() > 3);
         let held: Vec<u64> = cluster.workers.iter().map(held).collect();
-        // The gradients' vector has two counts at its end, and so the last segment two elements less.
+        // The gradients' vector has three counts at its end, and so the last segment fewer elements.
         let each = WHOLE * copies / workers as u64;
         assert!(
             held.iter().all(|bytes| bytes.abs_diff(each) <= 8 * 4),

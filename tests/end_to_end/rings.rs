@@ -102,7 +102,7 @@ fn a_repeated_run_has_the_same_bits() {
 }
 
 /// Returns the digests of a worker's weights before each of its steps.
-fn digests(folder: &Path, worker: u32) -> Vec<String> {
+pub(crate) fn digests(folder: &Path, worker: u32) -> Vec<String> {
     let text = std::fs::read_to_string(folder.join(worker.to_string())).unwrap();
     text.lines().map(str::to_owned).collect()
 }

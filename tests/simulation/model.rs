@@ -287,14 +287,12 @@ impl Replica for Counting {
             values: vec![1.0; ids.len()].into(),
             rows: Arc::new(WantedRows { table, ids }),
         });
-        Ok(Computed {
-            loss: 0.0,
-            gradients: Gradients {
-                values,
-                rows: rows.collect(),
-                norm,
-            },
-        })
+        let gradients = Gradients {
+            values,
+            rows: rows.collect(),
+            norm,
+        };
+        Ok(Computed::new(0.0, gradients))
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {

@@ -59,12 +59,14 @@ const FOUND: &[(Fault, u64)] = &[
 const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::CountsEarly, 0),
     (Fault::AbandonedValues, 42),
-    (Fault::NoBroadcast, 22),
+    (Fault::NoBroadcast, 28),
     (Fault::SpanLost, 0),
     (Fault::CopyNotAwaited, 10),
     (Fault::UpdatesNotShared, 0),
     (Fault::HalfAStep, 0),
     (Fault::MissingPieces, 0),
+    (Fault::OwnOrder, 0),
+    (Fault::LeftTooEarly, 0),
     (Fault::SlotsNotTaken, 2),
     (Fault::OldSlots, 13),
 ];

@@ -66,29 +66,77 @@ impl Model for Odd {
 
     fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
         let loss = pass.objective.loss.of(outputs, batch)?;
-        if !pass.training {
-            return Ok(loss);
-        }
-        let step = self.step.fetch_add(1, Ordering::Relaxed);
-        if let Some(folder) = std::env::var_os("TEST_DIGESTS") {
-            let values = [Some(self.linear.weight()), self.linear.bias()];
-            note_digest(values.into_iter().flatten(), folder.as_ref())?;
-        }
-        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
-            std::thread::sleep(Duration::from_millis(milliseconds));
-        }
-        let slow_while = std::env::var_os("TEST_SLOW_WHILE");
-        if slow_while.is_some_and(|file| std::path::Path::new(&file).exists()) {
-            std::thread::sleep(Duration::from_millis(300));
-        }
-        assert!(
-            told("TEST_PANIC_AT") != Some(step),
-            "told to panic at step {step}"
-        );
-        match told("TEST_NAN_AT") {
-            Some(at) if step >= at => loss.affine(f64::NAN, 0.0),
-            _ => Ok(loss),
-        }
+        let values = [Some(self.linear.weight()), self.linear.bias()];
+        misbehave(&self.step, loss, pass, values.into_iter().flatten())
+    }
+}
+
+/// Does in a step what the environment says. Returns the loss.
+fn misbehave<'a>(
+    steps: &AtomicU64,
+    loss: Tensor,
+    pass: &Pass,
+    values: impl Iterator<Item = &'a Tensor>,
+) -> Result<Tensor> {
+    if !pass.training {
+        return Ok(loss);
+    }
+    let step = steps.fetch_add(1, Ordering::Relaxed);
+    if let Some(folder) = std::env::var_os("TEST_DIGESTS") {
+        note_digest(values, folder.as_ref())?;
+    }
+    if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
+    let slow_while = std::env::var_os("TEST_SLOW_WHILE");
+    if slow_while.is_some_and(|file| std::path::Path::new(&file).exists()) {
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    assert!(
+        told("TEST_PANIC_AT") != Some(step),
+        "told to panic at step {step}"
+    );
+    match told("TEST_NAN_AT") {
+        Some(at) if step >= at => loss.affine(f64::NAN, 0.0),
+        _ => Ok(loss),
+    }
+}
+
+/// Three layers of this library, which misbehave as [`Odd`] does.
+pub struct Deep {
+    layers: [nn::Linear; 3],
+    values: Vec<Tensor>,
+    step: AtomicU64,
+}
+
+impl Model for Deep {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let sizes = [setup.features()?, 48, 32, setup.outputs()];
+        let mut values = Vec::new();
+        let mut layer = |number: usize| {
+            let vars = vars.pp(number);
+            let (from, to) = (sizes[number], sizes[number + 1]);
+            let layer = nn::Linear::new(from, to, vars.clone())?;
+            values.push(vars.get((to, from), "weight")?);
+            values.push(vars.get(to, "bias")?);
+            Ok::<_, flambeau::candle_core::Error>(layer)
+        };
+        Ok(Self {
+            layers: [layer(0)?, layer(1)?, layer(2)?],
+            values,
+            step: AtomicU64::new(0),
+        })
+    }
+
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        let [first, second, last] = &self.layers;
+        let x = first.forward_relu(&batch.input()?.flatten_from(1)?)?;
+        last.forward(&second.forward_relu(&x)?)
+    }
+
+    fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        let loss = pass.objective.loss.of(outputs, batch)?;
+        misbehave(&self.step, loss, pass, self.values.iter())
     }
 }
 

@@ -221,8 +221,8 @@ impl CustomOp2 for AddRelu {
             let of_sum = before::<T>(Activation::Relu, values.slice()?, gradient.slice()?);
             Tensor::from_vec(of_sum, result.shape(), result.device())?
         });
-        let of_a = keep(a, || Ok(of_sum.clone()))?;
-        Ok((of_a, keep(b, || Ok(of_sum))?))
+        let of_a = keep(result, a, || Ok(of_sum.clone()))?;
+        Ok((of_a, keep(result, b, || Ok(of_sum))?))
     }
 }
 

@@ -219,7 +219,7 @@ impl CustomOp1 for Heads {
         Ok((result, (samples, length, width / 3).into()))
     }
 
-    fn bwd(&self, inputs: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, inputs: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let gradient = gradient.contiguous()?;
         let (storage, layout) = inputs.storage_and_layout();
         let (of_result, of_layout) = gradient.storage_and_layout();
@@ -233,7 +233,7 @@ impl CustomOp1 for Heads {
         };
         let (projected, gradient) = (rows(storage, layout), rows(of_result, of_layout));
         with_type!(inputs.dtype(), T => {
-            keep_values(inputs, || self.backward::<T>(projected, gradient))
+            keep_values(result, inputs, || self.backward::<T>(projected, gradient))
         })
     }
 }

@@ -1,10 +1,14 @@
 //! The backward pass that keeps the gradients of variables.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
 
 use candle_core::backend::BackendStorage;
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{
+    CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, TensorId, WithDType, bail,
+};
 
 use crate::storage::{computed_here, with_type};
 
@@ -15,10 +19,35 @@ use crate::storage::{computed_here, with_type};
 /// # Errors
 /// candle's.
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
-    let scope = Scope::enter();
+    run(loss, None)
+}
+
+/// Takes the gradients of variables while a backward pass runs.
+pub trait Watch {
+    /// Takes the gradient of a variable to which later parts of the pass add nothing, as far as layers of this crate use the
+    /// variable. Each variable is named at most once.
+    ///
+    /// # Errors
+    /// If it cannot take the gradient. The pass then fails.
+    fn complete(&self, variable: TensorId, gradient: &Tensor) -> Result<()>;
+}
+
+/// Returns the same gradients as [`backward`], and tells `watch` those of variables as soon as they are complete. candle does not
+/// say when a gradient is complete, so only the variables that layers of this crate use on the CPU are told. If other
+/// operations use such a variable too, they add to its gradient at the end of the pass: the caller has to compare the tensor that
+/// it was told with the one that is returned.
+///
+/// # Errors
+/// candle's, or those of `watch`.
+pub fn backward_watched(loss: &Tensor, watch: Rc<dyn Watch>) -> Result<GradStore> {
+    run(loss, Some(Watched::new(loss, watch)))
+}
+
+fn run(loss: &Tensor, watched: Option<Watched>) -> Result<GradStore> {
+    let scope = Scope::enter(watched);
     let mut gradients = loss.backward()?;
     if let Some(kept) = scope.leave() {
-        gradients.extend(kept)?;
+        gradients.extend(kept.gradients)?;
     }
     Ok(gradients)
 }
@@ -57,25 +86,62 @@ impl CustomOp1 for Given {
         })
     }
 
-    fn bwd(&self, outputs: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
-        keep(outputs, || Ok(self.0.clone()))
+    fn bwd(&self, outputs: &Tensor, node: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        keep(node, outputs, || Ok(self.0.clone()))
     }
 }
 
 thread_local! {
     /// The gradients of variables that layers have stored, while [`backward`] runs.
-    static KEPT: RefCell<Option<GradStore>> = const { RefCell::new(None) };
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// Layers store gradients in [`KEPT`] while this value exists. It holds the store of the pass around this one, if any.
-struct Scope(Option<GradStore>);
+/// The state of a backward pass.
+#[derive(Default)]
+struct Kept {
+    gradients: GradStore,
+    watched: Option<Watched>,
+}
 
-impl Scope {
-    fn enter() -> Self {
-        Self(KEPT.replace(Some(GradStore::default())))
+/// The variables of a pass, and the receiver of their gradients.
+struct Watched {
+    watch: Rc<dyn Watch>,
+    /// The place of each tensor in the pass: one comes after all tensors that were computed from it.
+    places: HashMap<TensorId, usize>,
+    /// The variables whose gradients are not complete yet, the next one last.
+    variables: Vec<TensorId>,
+}
+
+impl Watched {
+    fn new(loss: &Tensor, watch: Rc<dyn Watch>) -> Self {
+        let nodes = loss.sorted_nodes();
+        let places = nodes.iter().enumerate();
+        let variables = nodes.iter().rev().filter(|node| node.is_variable());
+        Self {
+            watch,
+            places: places.map(|(place, node)| (node.id(), place)).collect(),
+            variables: variables.map(|node| node.id()).collect(),
+        }
     }
 
-    fn leave(self) -> Option<GradStore> {
+    /// Returns the next variable that is not part of `node`'s computation or of a later one. The pass has reached `node`.
+    fn next_complete(&mut self, node: &Tensor) -> Option<TensorId> {
+        let reached = self.places.get(&node.id())?;
+        let before = |variable: &mut TensorId| self.places.get(variable) < Some(reached);
+        self.variables.pop_if(before)
+    }
+}
+
+/// Layers store gradients in [`KEPT`] while this value exists. It holds the state of the pass around this one, if any.
+struct Scope(Option<Kept>);
+
+impl Scope {
+    fn enter(watched: Option<Watched>) -> Self {
+        let gradients = GradStore::default();
+        Self(KEPT.replace(Some(Kept { gradients, watched })))
+    }
+
+    fn leave(self) -> Option<Kept> {
         KEPT.take()
     }
 }
@@ -87,12 +153,14 @@ impl Drop for Scope {
     }
 }
 
-/// Stores the gradient of a variable in [`KEPT`], or returns it, for candle to store. If `arg` does not depend on a
-/// variable, as with the inputs of the first layer, its gradient is not computed.
+/// Stores the gradient of a variable in [`KEPT`], or returns it, for candle to store. The layer has computed `node` from `arg`. If
+/// `arg` does not depend on a variable, as with the inputs of the first layer, its gradient is not computed.
 pub(crate) fn keep(
+    node: &Tensor,
     arg: &Tensor,
     gradient: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
+    tell_complete(node)?;
     if !arg.track_op() {
         return Ok(None);
     }
@@ -100,23 +168,44 @@ pub(crate) fn keep(
     KEPT.with_borrow_mut(|kept| match kept {
         // candle's backward pass needs the gradients of all other tensors in its own store.
         Some(kept) if arg.is_variable() => {
-            let sum = match kept.remove(arg) {
+            let sum = match kept.gradients.remove(arg) {
                 Some(other) => (other + gradient)?,
                 None => gradient,
             };
-            kept.insert(arg, sum);
+            kept.gradients.insert(arg, sum);
             Ok(None)
         }
         _ => Ok(Some(gradient)),
     })
 }
 
+/// Tells the gradients that are complete when the pass reaches `node`, if they are watched.
+fn tell_complete(node: &Tensor) -> Result<()> {
+    let next = || {
+        KEPT.with_borrow_mut(|kept| {
+            let kept = kept.as_mut()?;
+            let watched = kept.watched.as_mut()?;
+            let variable = watched.next_complete(node)?;
+            let gradient = kept.gradients.get_id(variable).cloned();
+            Some((variable, gradient, Rc::clone(&watched.watch)))
+        })
+    };
+    while let Some((variable, gradient, watch)) = next() {
+        // One that has none here is used by candle's own operations alone.
+        if let Some(gradient) = gradient {
+            watch.complete(variable, &gradient)?;
+        }
+    }
+    Ok(())
+}
+
 /// Calls [`keep`] with the elements of a gradient, which has the shape of `arg`.
 pub(crate) fn keep_values<T: WithDType>(
+    node: &Tensor,
     arg: &Tensor,
     values: impl FnOnce() -> Result<Vec<T>>,
 ) -> Result<Option<Tensor>> {
-    keep(arg, || {
+    keep(node, arg, || {
         Tensor::from_vec(values()?, arg.shape(), arg.device())
     })
 }

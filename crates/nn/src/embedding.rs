@@ -101,12 +101,12 @@ impl CustomOp2 for Lookup {
         &self,
         weight: &Tensor,
         ids: &Tensor,
-        _result: &Tensor,
+        result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let gradient = gradient.contiguous()?;
         let of_weight = with_type!(weight.dtype(), T => {
-            keep_values(weight, || {
+            keep_values(result, weight, || {
                 let (ids, gradient) = (elements(ids), elements(&gradient));
                 let mut of_weight = vec![0.0 as T; weight.elem_count()];
                 let rows = gradient.slice::<T>()?.chunks_exact(self.size);

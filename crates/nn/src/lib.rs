@@ -52,7 +52,7 @@ mod storage;
 pub use activation::{Activation, add_relu, gelu, relu, relu6};
 pub use attention::Attention;
 pub use autocast::{autocast, matmul};
-pub use backward::{backward, backward_from};
+pub use backward::{Watch, backward, backward_from, backward_watched};
 pub use conv::{Conv2d, conv2d, conv2d_relu};
 pub use dropout::{DropoutStream, dropout};
 pub use embedding::{Embedding, lookup};

@@ -326,11 +326,11 @@ impl CustomOp3 for Affine {
             )
         });
         let rows = inputs.detach().reshape(rows_of(inputs.shape())?)?;
-        let of_inputs = keep(inputs, || {
+        let of_inputs = keep(result, inputs, || {
             gradient.matmul(&weight.detach())?.reshape(inputs.shape())
         })?;
         // In this order the gradient has the weight's own layout.
-        let of_weight = keep(weight, || gradient.t()?.matmul(&rows))?;
-        Ok((of_inputs, of_weight, keep(bias, || Ok(of_bias))?))
+        let of_weight = keep(result, weight, || gradient.t()?.matmul(&rows))?;
+        Ok((of_inputs, of_weight, keep(result, bias, || Ok(of_bias))?))
     }
 }

@@ -128,11 +128,11 @@ impl CustomOp2 for CrossEntropy {
         &self,
         logits: &Tensor,
         targets: &Tensor,
-        _loss: &Tensor,
+        loss: &Tensor,
         of_loss: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let of_logits = with_type!(logits.dtype(), T => {
-            keep_values(logits, || self.gradient::<T>(logits, targets, of_loss))
+            keep_values(loss, logits, || self.gradient::<T>(logits, targets, of_loss))
         })?;
         Ok((of_logits, None))
     }
@@ -259,7 +259,7 @@ impl CustomOp2 for Kind {
         &self,
         outputs: &Tensor,
         targets: &Tensor,
-        _loss: &Tensor,
+        loss: &Tensor,
         of_loss: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         with_type!(outputs.dtype(), T => {
@@ -272,8 +272,8 @@ impl CustomOp2 for Kind {
                 })
             };
             Ok((
-                keep_values(outputs, || gradient(|slopes| slopes.0))?,
-                keep_values(targets, || gradient(|slopes| slopes.1))?,
+                keep_values(loss, outputs, || gradient(|slopes| slopes.0))?,
+                keep_values(loss, targets, || gradient(|slopes| slopes.1))?,
             ))
         })
     }

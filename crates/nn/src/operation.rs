@@ -93,7 +93,7 @@ impl<F: Function> CustomOp1 for Operation<F> {
     fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let gradient = gradient.contiguous()?;
         with_type!(x.dtype(), T => {
-            keep_values(x, || {
+            keep_values(result, x, || {
                 let (x, result, gradient) = (elements(x), elements(result), elements(&gradient));
                 Ok(self.0.backward::<T>(x.slice()?, result.slice()?, gradient.slice()?))
             })
@@ -144,9 +144,9 @@ impl<L: Layer> CustomOp3 for Operation<L> {
                 of_bias: bias.track_op(),
             })?;
             Ok((
-                keep_values(inputs, || Ok(gradients.of_inputs))?,
-                keep_values(weight, || Ok(gradients.of_weight))?,
-                keep_values(bias, || Ok(gradients.of_bias))?,
+                keep_values(result, inputs, || Ok(gradients.of_inputs))?,
+                keep_values(result, weight, || Ok(gradients.of_weight))?,
+                keep_values(result, bias, || Ok(gradients.of_bias))?,
             ))
         })
     }

@@ -66,10 +66,10 @@ impl CustomOp1 for Sum {
         })
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let gradient = gradient.contiguous()?;
         with_type!(x.dtype(), T => {
-            keep_values(x, || {
+            keep_values(result, x, || {
                 let gradient = elements(&gradient);
                 let mut of_x = Vec::with_capacity(x.elem_count());
                 for row in gradient.slice::<T>()?.chunks_exact(self.size) {
@@ -105,10 +105,10 @@ impl CustomOp1 for Pairs {
         })
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let gradient = gradient.contiguous()?;
         with_type!(x.dtype(), T => {
-            keep_values(x, || {
+            keep_values(result, x, || {
                 let (values, gradient) = (elements(x), elements(&gradient));
                 let values = values.slice::<T>()?;
                 let mut of_x = vec![0.0 as T; values.len()];

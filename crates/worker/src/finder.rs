@@ -271,7 +271,7 @@ impl Search {
             clock: clock.next(),
         };
         let gradient = joined(&computed.gradients);
-        replica.update(gradient, made).await?;
+        replica.update(gradient.into(), made).await?;
         self.update_rows(&computed.gradients, scale)?;
         Ok(computed.loss)
     }

@@ -65,6 +65,7 @@ pub(crate) async fn compute(
     let positions = batch.positions();
     let step = Step { clock, rank };
     let computed = strategy.compute(positions, step, next, replica).await?;
+    let waited = computed.waited;
     Ok(ComputedStep {
         clock,
         samples: positions.samples(),
@@ -72,8 +73,8 @@ pub(crate) async fn compute(
         gradients: computed.gradients,
         times: Times {
             pull: pulled.saturating_sub(wait),
-            compute: asked.elapsed(),
-            push: Duration::ZERO,
+            compute: asked.elapsed().saturating_sub(waited),
+            push: waited,
             wait,
         },
     })
@@ -110,7 +111,7 @@ pub(crate) async fn push(
         }
         pushed => (false, pushed?),
     };
-    times.push = handed_over.elapsed();
+    times.push += handed_over.elapsed();
     Ok(PushedStep {
         samples,
         loss,

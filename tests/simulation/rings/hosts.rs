@@ -87,8 +87,7 @@ impl World {
                 let incoming = incoming(pause.clone(), None).await?;
                 tokio::spawn(service.serve(incoming, CancellationToken::new()));
                 let parts = world.parts(&name, &pause, links)?;
-                let shares = world.plan.copies.is_some();
-                let replica = Kept::new(&name, &world.history, step, shares);
+                let replica = Kept::new(&name, &world, step);
                 let work = worker::embedded::work(parts, replica, &stop, strategy::join);
                 let outcome = pause.over(work).await;
                 let job_is_over = world.history.has_ended("coordinator");

@@ -61,6 +61,8 @@ impl World {
         };
         (job.strategy.name, job.strategy.mode) = (StrategyName::MultiWorkerMirrored, Mode::Sync);
         job.strategy.optimizer_copies = plan.copies;
+        // Of a thousand elements, so each variable leaves in a bucket of its own, or almost.
+        job.strategy.bucket_mebibytes = plan.buckets.then_some(0.004);
         job.cluster.workers = Some(plan.workers);
         job.cluster.lease_seconds = 2.0;
         // The time-out is longer than any run may take, because it would hide a process that hangs.

@@ -2,6 +2,7 @@
 //! can compare them with those of other replicas after each change. In jobs that share out the optimizer's state, the history has all
 //! slots as they must be, and the replica those that it holds.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -12,11 +13,13 @@ use shared_proto::ids::Epoch;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want};
 use worker::replica::{
-    Computed, Description, Evaluation, EvaluationPart, Held, Mirror, MirrorState, OptimizerParts,
-    Others, Positions, Prepared, Replica, ReplicaError, SlotShare, Step, StepsMade, ValuesId,
+    Computed, Description, Evaluation, EvaluationPart, Filling, Held, InBuckets, Mirror,
+    MirrorState, OptimizerParts, Others, Positions, Prepared, Replica, ReplicaError, SlotShare,
+    Step, StepsMade, ValuesId,
 };
-use worker::variables::Part;
+use worker::variables::{BucketedGradients, Part};
 
+use super::World;
 use super::history::History;
 use super::values::{CLOSE, SAMPLES, Shape};
 
@@ -30,6 +33,7 @@ pub(crate) struct Kept {
     description: Description,
     /// True if the job shares out the optimizer's state.
     shares: bool,
+    seed: u64,
     own: Mutex<Own>,
 }
 
@@ -41,6 +45,8 @@ struct Own {
     /// The slot of each element; NaN where it is not held.
     slots: Vec<f32>,
     prepared: Option<PreparedStep>,
+    /// The gradient of the newest step in buckets, by variable.
+    bucketed: Vec<Vec<f32>>,
     /// The slots before those, until a step is made.
     before: Option<(SlotShare, Option<PreparedStep>, Vec<f32>)>,
 }
@@ -54,7 +60,8 @@ struct PreparedStep {
 
 impl Kept {
     /// The replica of a worker that starts, with initial values.
-    pub(crate) fn new(name: &str, history: &History, step: Duration, shares: bool) -> Self {
+    pub(crate) fn new(name: &str, world: &World, step: Duration) -> Self {
+        let history = &world.history;
         history.starts(name);
         let shape = history.shape();
         Self {
@@ -69,9 +76,17 @@ impl Kept {
                 evaluation_samples: 1,
                 data_digest: Default::default(),
             },
-            shares,
+            shares: world.plan.copies.is_some(),
+            seed: world.seed,
             own: Mutex::default(),
         }
+    }
+
+    /// Returns a number that depends on the world, on the replica's name and on this number.
+    fn chance(&self, number: u64) -> u64 {
+        let mut hash = DefaultHasher::new();
+        (self.seed, &self.name, number).hash(&mut hash);
+        hash.finish()
     }
 
     /// Notes the steps that the values have.
@@ -117,14 +132,7 @@ impl Replica for Kept {
         tokio::time::sleep(self.step).await;
         self.history.computed(&self.name, step.clock.0, positions);
         let values = self.shape.gradient(step.clock.0, positions);
-        Ok(Computed {
-            loss: 0.0,
-            gradients: Gradients {
-                values: values.into_iter().map(Elements::from).collect(),
-                rows: Vec::new(),
-                norm: 1.0,
-            },
-        })
+        Ok(of_values(values))
     }
 
     async fn evaluate(&self, _: EvaluationPart) -> Result<Evaluation, ReplicaError> {
@@ -147,11 +155,26 @@ impl Replica for Kept {
     }
 }
 
+/// Returns the result of a step with these gradients of variables.
+fn of_values(values: Vec<Vec<f32>>) -> Computed {
+    let gradients = Gradients {
+        values: values.into_iter().map(Elements::from).collect(),
+        rows: Vec::new(),
+        norm: 1.0,
+    };
+    Computed::new(0.0, gradients)
+}
+
 #[async_trait(?Send)]
 impl Mirror for Kept {
-    async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+    async fn update(
+        &self,
+        gradient: BucketedGradients,
+        made: StepsMade,
+    ) -> Result<BucketedGradients, ReplicaError> {
         self.has_made(self.history.made(&self.name), made);
-        self.history.updated(&self.name, gradient.clone(), made);
+        let whole = gradient.in_order(&self.description.variables);
+        self.history.updated(&self.name, whole, made);
         Ok(gradient)
     }
 
@@ -173,6 +196,59 @@ impl Mirror for Kept {
         step: Step,
     ) -> Result<Computed, ReplicaError> {
         self.compute(positions, step).await
+    }
+
+    /// A worker with several devices cannot.
+    fn fills_buckets(&self) -> bool {
+        !self.chance(1).is_multiple_of(8)
+    }
+
+    /// In some steps, what leaves early is not the gradient.
+    async fn compute_in_buckets(
+        &self,
+        mut filling: Filling,
+        positions: Positions,
+        step: Step,
+    ) -> Result<InBuckets, ReplicaError> {
+        let clock = step.clock.0;
+        self.history.computed(&self.name, clock, positions);
+        let gradient = self.shape.gradient(clock, positions);
+        let plan = filling.plan().clone();
+        let order = self.gradient_order().await?;
+        let (early, late): (Vec<_>, Vec<_>) = order
+            .into_iter()
+            .partition(|variable| plan.is_early(*variable));
+        let complete = early.is_empty() || !self.chance(clock).is_multiple_of(4);
+        let pause = self.step / (early.len() as u32 + 1);
+        for variable in early {
+            tokio::time::sleep(pause).await;
+            match complete {
+                true => filling.fill(variable, &gradient[variable]),
+                false => filling.fill(variable, &vec![0.5; gradient[variable].len()]),
+            };
+        }
+        tokio::time::sleep(pause).await;
+        for variable in late {
+            filling.fill(variable, &gradient[variable]);
+        }
+        self.own.lock().unwrap().bucketed = gradient;
+        Ok(InBuckets {
+            computed: of_values(Vec::new()),
+            complete,
+        })
+    }
+
+    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
+        let gradient = self.own.lock().unwrap().bucketed.clone();
+        Ok(gradient.into_iter().map(Elements::from).collect())
+    }
+
+    /// Each replica has another order.
+    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
+        let mut order: Vec<usize> = (0..self.description.variables.len()).collect();
+        let middle = self.chance(0) as usize % order.len();
+        order.rotate_left(middle);
+        Ok(order)
     }
 
     /// If the job shares out the optimizer's state, each replica has a number more, so that it differs from a whole state.

@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) repeats: bool,
     /// The copies of each part of the optimizer's state; none if each worker has all of it.
     pub(crate) copies: Option<u32>,
+    /// Gradients leave in several buckets.
+    pub(crate) buckets: bool,
 }
 
 impl Plan {
@@ -41,7 +43,7 @@ impl Plan {
         let joiners = (0..most).map(|_| Duration::from_millis(rng.random_range(500..12_000)));
         let joiners = joiners.collect();
         let mut has = |share| rng.random_bool(share);
-        Self {
+        let mut plan = Self {
             workers,
             joiners,
             shape: match has(0.25) {
@@ -56,7 +58,10 @@ impl Plan {
             stops: has(0.3),
             repeats: has(0.3),
             copies: has(0.5).then(|| if has(0.3) { 1 } else { 2 }),
-        }
+            buckets: false,
+        };
+        plan.buckets = plan.copies.is_none() && has(0.5);
+        plan
     }
 
     /// Returns the number of all workers, those included that join later.

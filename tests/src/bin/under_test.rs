@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flambeau::App;
-use tests::models::{Factors, Joint, Normal, Odd, RowVisits, Visits};
+use tests::models::{Deep, Factors, Joint, Normal, Odd, RowVisits, Visits};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -14,6 +14,7 @@ fn main() -> ExitCode {
         .model::<Joint>("joint")
         .model::<Normal>("normal")
         .model::<Odd>("odd")
+        .model::<Deep>("deep")
         .model::<RowVisits>("row-visits")
         .model::<Visits>("visits")
         .main()

@@ -25,6 +25,10 @@ pub struct Strategy {
     /// The number of workers of a ring that have each part of the optimizer's state. None: all workers have all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer_copies: Option<u32>,
+    /// The size in MiB of the buckets in which gradients leave for the other workers of a ring, while the backward pass makes the
+    /// next ones; absent: an eighth of the gradients, at least 0.5 and at most 25.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_mebibytes: Option<f64>,
     /// `model-parallel`: the order in which stages compute micro-batches; absent: [`PipelineSchedule::OneForwardOneBackward`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<PipelineSchedule>,
@@ -64,6 +68,7 @@ struct Written {
     wire: Wire,
     batch_norm: BatchNorm,
     optimizer_copies: Option<u32>,
+    bucket_mebibytes: Option<f64>,
     schedule: Option<PipelineSchedule>,
     micro_batches: Option<u32>,
     stages: Option<u32>,
@@ -79,6 +84,7 @@ impl Default for Written {
             wire: Wire::F32,
             batch_norm: BatchNorm::PerReplica,
             optimizer_copies: None,
+            bucket_mebibytes: None,
             schedule: None,
             micro_batches: None,
             stages: None,
@@ -96,6 +102,7 @@ impl From<Written> for Strategy {
             wire,
             batch_norm,
             optimizer_copies,
+            bucket_mebibytes,
             schedule,
             micro_batches,
             stages,
@@ -108,6 +115,7 @@ impl From<Written> for Strategy {
             wire,
             batch_norm,
             optimizer_copies,
+            bucket_mebibytes,
             schedule,
             micro_batches,
             stages,
@@ -297,6 +305,51 @@ mod tests {
                 "job setting `strategy.batch_norm` is \"synchronised\", but it does not count with `strategy.name` \"{name}\"; {why}"
             );
             assert!(error.starts_with(&start), "{error}");
+        }
+    }
+
+    #[test]
+    fn gradients_leave_in_buckets_where_workers_add_them_up() {
+        let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
+        for name in ["multi-worker-mirrored", "hybrid"] {
+            let job = job(&format!("name = \"{name}\"\nbucket_mebibytes = 0.5")).unwrap();
+            assert_eq!(job.strategy.bucket_mebibytes, Some(0.5));
+            assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        }
+        let mirrored = "name = \"multi-worker-mirrored\"\nbucket_mebibytes = ";
+        for (settings, why) in [
+            (
+                "bucket_mebibytes = 4.5".to_owned(),
+                "is 4.5, but it does not count with `strategy.name` \"parameter-server\"",
+            ),
+            (
+                format!("{mirrored}1.0\noptimizer_copies = 2"),
+                "is 1, but it does not count with `strategy.optimizer_copies` 2",
+            ),
+            (
+                format!("{mirrored}1.0\nbatch_norm = \"synchronised\""),
+                "is 1, but it does not count with `strategy.batch_norm` \"synchronised\"",
+            ),
+            (format!("{mirrored}0.0"), "is 0, but must be more than 0"),
+            (format!("{mirrored}-1.0"), "is -1, but must be more than 0"),
+            (format!("{mirrored}nan"), "is NaN, but must be more than 0"),
+            (format!("{mirrored}inf"), "is inf, but must be more than 0"),
+        ] {
+            let error = job(&settings).unwrap_err().to_string();
+            let start = format!("job setting `strategy.bucket_mebibytes` {why}");
+            assert!(error.starts_with(&start), "{error}");
+        }
+        for (setting, other) in [
+            ("clip_norm = 0.5", "`clip_norm` 0.5"),
+            ("clip_value = 0.5", "`clip_value` 0.5"),
+            ("accumulate = 2", "`accumulate` 2"),
+        ] {
+            let job = Job::from_toml(&format!("{setting}\n[strategy]\n{mirrored}1.0"));
+            let error = job.unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("does not count with {other}")),
+                "{error}"
+            );
         }
     }
 

@@ -96,6 +96,8 @@ wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradien
 batch_norm = "per-replica" # per-replica | synchronised: whose samples batch normalisation takes mean and variance of;
                         # synchronised: of all replicas of the step (mirrored, central-storage, multi-worker-mirrored)
 #: optimizer_copies = 2 # workers that have each part of the optimizer's state (docs/strategies.md); absent: all
+#: bucket_mebibytes = 25.0 # multi-worker-mirrored, hybrid: gradients leave in parts of this size while the backward pass runs;
+#:                         # absent: an eighth of the gradients, at least 0.5 and at most 25
 #: schedule = "1f1b"     # model-parallel: 1f1b | gpipe, the order in which stages compute micro-batches
 #: micro_batches = 16    # model-parallel: the parts of a batch that follow each other through the stages; absent: 4 for each device
 #: stages = 4            # model-parallel: the stages that the model is cut into; absent: one for each device

@@ -26,6 +26,9 @@ const MAX_EMBEDDING: usize = 1 << 16;
 const MOST_MICRO_BATCHES: u32 = 4096;
 const MOST_STAGES: u32 = 1024;
 
+/// The largest size of buckets of gradients, in MiB.
+const MOST_BUCKET: f64 = 65536.0;
+
 /// A setting's value, formatted as in a job file.
 trait Shown {
     fn shown(&self) -> String;
@@ -89,6 +92,48 @@ impl Strategy {
                 "leave it out, or allow a lead of at least one step",
             )),
             (_, Mode::Bounded | Mode::Async) => Ok(()),
+        }
+    }
+
+    /// Checks the size of buckets, which counts where workers add up the gradients of dense variables, each with the whole model on
+    /// one device.
+    fn validate_buckets(&self) -> Result<(), JobError> {
+        let Some(mebibytes) = self.bucket_mebibytes else {
+            return Ok(());
+        };
+        let unused = |other, other_value, advice| JobError::Unused {
+            field: "strategy.bucket_mebibytes",
+            value: mebibytes.to_string(),
+            other,
+            other_value,
+            advice,
+        };
+        match self.name {
+            _ if !(mebibytes > 0.0 && mebibytes <= MOST_BUCKET) => Err(JobError::Setting {
+                field: "strategy.bucket_mebibytes",
+                value: mebibytes.to_string(),
+                expected: "must be more than 0 and at most 65536, or absent",
+            }),
+            StrategyName::MultiWorkerMirrored | StrategyName::Hybrid => {
+                match (self.optimizer_copies, self.batch_norm) {
+                    (Some(copies), _) => Err(unused(
+                        "strategy.optimizer_copies",
+                        copies.to_string(),
+                        "leave one of them out",
+                    )),
+                    (None, BatchNorm::Synchronised) => Err(unused(
+                        "strategy.batch_norm",
+                        "\"synchronised\"".to_owned(),
+                        "leave one of them out",
+                    )),
+                    (None, BatchNorm::PerReplica) => Ok(()),
+                }
+            }
+            name => Err(unused(
+                "strategy.name",
+                format!("{:?}", name.name()),
+                "leave it out, or use \"multi-worker-mirrored\" or \"hybrid\"",
+            )),
         }
     }
 
@@ -339,6 +384,28 @@ impl Job {
             &mode.name().to_owned(),
             "must be \"sync\", or absent, for strategies without parameter servers",
         )?;
+        self.strategy.validate_buckets()?;
+        let before_leaving = [
+            ("clip_value", self.clip_value.map(|value| value.to_string())),
+            ("clip_norm", self.clip_norm.map(|norm| norm.to_string())),
+            (
+                "accumulate",
+                (self.accumulate > 1).then(|| self.accumulate.to_string()),
+            ),
+        ];
+        if let Some(mebibytes) = self.strategy.bucket_mebibytes {
+            for (other, other_value) in before_leaving {
+                if let Some(other_value) = other_value {
+                    return Err(JobError::Unused {
+                        field: "strategy.bucket_mebibytes",
+                        value: mebibytes.to_string(),
+                        other,
+                        other_value,
+                        advice: "leave one of them out",
+                    });
+                }
+            }
+        }
         self.strategy.validate_stages()?;
         self.strategy.validate_pipeline()?;
         let cluster = &self.cluster;

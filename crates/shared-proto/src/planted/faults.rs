@@ -131,6 +131,10 @@ faults! {
         HalfAStep,
         /// The numbers of a member that has left count as zeros.
         MissingPieces,
+        /// Each member cuts gradients into buckets in an order of its own.
+        OwnOrder,
+        /// A bucket counts, though a part of its gradient was missing when it left.
+        LeftTooEarly,
         /// A member begins with initial slots instead of those of the members that hold them.
         SlotsNotTaken,
         /// The slots of earlier values are taken for those of the newest.

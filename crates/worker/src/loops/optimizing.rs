@@ -44,9 +44,8 @@ impl Optimizing {
     /// Updates the variables by the mean gradient of all replicas, which is limited first.
     pub(super) fn update(&mut self, gradient: Vec<f32>) -> Result<(), LoopError> {
         let (gradient, _) = Trained::whole(gradient).clipped(self.clip);
-        Ok(self
-            .optimizer
-            .update(&self.variables, &mut gradient.joined())?)
+        let mut gradient = gradient.joined().into();
+        Ok(self.optimizer.update(&self.variables, &mut gradient)?)
     }
 }
 

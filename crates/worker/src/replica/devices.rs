@@ -12,14 +12,17 @@ use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
 
 use super::error::ReplicaError;
+use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::{Held, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId};
+use super::mirror::{
+    Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
+};
 use super::rounds::{Others, meet, rounds};
 use super::step::{Computed, Positions, Step};
 use super::thread::ModelReplica;
 use crate::device;
 use crate::registry::Registry;
-use crate::variables::{Part, mean_gradients};
+use crate::variables::{BucketedGradients, Part, mean_gradients};
 
 /// The replicas of a worker, at least one. All hold the same values.
 pub struct DeviceReplicas {
@@ -126,10 +129,10 @@ impl DeviceReplicas {
         let gradients = computed.into_iter();
         let gradients = gradients.map(|(part, computed)| (part as f32, computed.gradients));
         let variables = &self.description().variables;
-        Computed {
+        Computed::new(
             loss,
-            gradients: mean_gradients(gradients.collect(), variables, self.clip),
-        }
+            mean_gradients(gradients.collect(), variables, self.clip),
+        )
     }
 
     /// Returns the replicas that make updates.
@@ -254,7 +257,11 @@ impl Replica for DeviceReplicas {
 
 #[async_trait(?Send)]
 impl Mirror for DeviceReplicas {
-    async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+    async fn update(
+        &self,
+        gradient: BucketedGradients,
+        made: StepsMade,
+    ) -> Result<BucketedGradients, ReplicaError> {
         let (first, others) = (self.first(), &self.keepers()[1..]);
         let others = others
             .iter()
@@ -296,6 +303,29 @@ impl Mirror for DeviceReplicas {
         let (met, computed) = tokio::join!(meet(ends, &others), try_join_all(computing));
         met?;
         Ok(self.mean(computed?))
+    }
+
+    /// The gradients of several replicas are added up before any of them leaves.
+    fn fills_buckets(&self) -> bool {
+        matches!(&self.replicas[..], [one] if one.fills_buckets())
+    }
+
+    async fn compute_in_buckets(
+        &self,
+        filling: Filling,
+        positions: Positions,
+        step: Step,
+    ) -> Result<InBuckets, ReplicaError> {
+        let computed = self.first().compute_in_buckets(filling, positions, step);
+        computed.await
+    }
+
+    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
+        self.first().bucketed_gradients().await
+    }
+
+    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
+        self.first().gradient_order().await
     }
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
@@ -410,7 +440,7 @@ mod tests {
                 values.copy_to(&mut gradient[start..]);
             }
             let made = StepsMade::default();
-            replicas.update(gradient, made).await.unwrap();
+            replicas.update(gradient.into(), made).await.unwrap();
             assert_eq!(replicas.made().await.unwrap(), Some(made));
         }
         let values = replicas.replicas.iter().map(ModelReplica::values);

@@ -4,17 +4,24 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use shared_proto::ids::{Clock, Epoch, RunNumber};
+use shared_proto::payload::Elements;
 
 use super::error::ReplicaError;
+use super::filling::Filling;
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
+use crate::variables::BucketedGradients;
 
 /// A replica that keeps the values between steps, with the optimizer's state: all replicas of a job hold the same bits.
 #[async_trait(?Send)]
 pub trait Mirror: OptimizerParts {
     /// Updates the values by the gradient of the step before `made`, which has the elements of all variables that are not
-    /// frozen, in the order of their numbers. Returns the memory of the gradient.
-    async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError>;
+    /// frozen. Returns the memory of the gradient.
+    async fn update(
+        &self,
+        gradient: BucketedGradients,
+        made: StepsMade,
+    ) -> Result<BucketedGradients, ReplicaError>;
 
     /// Makes later updates with this factor of the learning rate.
     async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError>;
@@ -30,6 +37,25 @@ pub trait Mirror: OptimizerParts {
         positions: Positions,
         step: Step,
     ) -> Result<Computed, ReplicaError>;
+
+    /// Returns whether [`Self::compute_in_buckets`] is possible.
+    fn fills_buckets(&self) -> bool;
+
+    /// Computes as [`Replica::compute`](super::Replica::compute) does, and fills buckets with the gradients meanwhile. There must be
+    /// samples.
+    async fn compute_in_buckets(
+        &self,
+        filling: Filling,
+        positions: Positions,
+        step: Step,
+    ) -> Result<InBuckets, ReplicaError>;
+
+    /// Returns the gradients of the newest step that was computed in buckets, as [`Replica::compute`](super::Replica::compute) does.
+    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError>;
+
+    /// Returns the numbers of the variables of which the gradients became known before the end of the backward pass, in this order,
+    /// in the newest step that was computed in buckets.
+    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError>;
 
     /// Returns the values and the optimizer's state; of a state that is shared out, only what each replica has.
     async fn state(&self) -> Result<MirrorState, ReplicaError>;
@@ -91,6 +117,25 @@ pub trait OptimizerParts {
 
     /// Forgets the values, because no member has some of the slots that belong to them.
     async fn forget(&self) -> Result<(), ReplicaError>;
+}
+
+/// The result of a step with gradients that are in buckets.
+#[derive(Debug)]
+pub struct InBuckets {
+    /// The result, without the gradients of variables.
+    pub computed: Computed,
+    /// False if the pass added something to a gradient after its bucket was full: then the buckets are wrong.
+    pub complete: bool,
+}
+
+impl InBuckets {
+    /// The result of a step without samples.
+    pub fn nothing() -> Self {
+        Self {
+            computed: Computed::nothing(),
+            complete: true,
+        }
+    }
 }
 
 /// The part that a replica has of an optimizer's state that is shared out.

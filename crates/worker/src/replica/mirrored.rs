@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
 use super::mirror::{Held, MirrorState, SlotShare, StepsMade, ValuesId};
-use crate::variables::{HeldSlots, LocalOptimizer, Variables, VariablesError};
+use crate::variables::{BucketedGradients, HeldSlots, LocalOptimizer, Variables, VariablesError};
 
 /// Where the answer to a command goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
@@ -108,9 +108,9 @@ impl Values<'_> {
     /// Updates the values. Returns the memory of the gradient.
     pub(super) fn update(
         &mut self,
-        mut gradient: Vec<f32>,
+        mut gradient: BucketedGradients,
         made: StepsMade,
-    ) -> Result<Vec<f32>, VariablesError> {
+    ) -> Result<BucketedGradients, VariablesError> {
         // Half an update is no step.
         (self.steps.made, self.steps.overwritten) = (None, true);
         self.optimizer.update(self.variables, &mut gradient)?;

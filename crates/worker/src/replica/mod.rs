@@ -5,6 +5,7 @@
 //! - `devices`: several replicas as one, each on a device of its own
 //! - `pipeline`: a model in stages on several devices
 //! - `rounds`: sums over the replicas of a step in the middle of their passes
+//! - `filling`: gradients that leave in the middle of a backward pass
 //! - `thread`: a candle model on a thread of its own; `build`: the model, its variables and tables
 //! - `reader`: the thread that reads its batches; `evaluating`: an evaluation, part by part
 //! - `error`: the errors of all of these
@@ -13,6 +14,7 @@ mod build;
 mod devices;
 mod error;
 mod evaluating;
+mod filling;
 mod interface;
 mod mirror;
 mod mirrored;
@@ -27,8 +29,11 @@ pub use devices::DeviceReplicas;
 pub use error::ReplicaError;
 pub use error::panic_message;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
+pub use filling::{Filled, Filling, filling};
 pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-pub use mirror::{Held, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId};
+pub use mirror::{
+    Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
+};
 pub use rounds::{Others, Round, Rounds, rounds};
 pub use step::{Computed, Positions, Step};
 pub use thread::ModelReplica;

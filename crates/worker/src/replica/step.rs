@@ -1,5 +1,7 @@
 //! A step of a replica, and its result.
 
+use std::time::Duration;
+
 use shared_proto::ids::Clock;
 use shared_proto::step::Gradients;
 
@@ -42,18 +44,27 @@ pub struct Computed {
     pub loss: f64,
     /// The gradients to push.
     pub gradients: Gradients,
+    /// The time after the passes in which gradients were exchanged already.
+    pub waited: Duration,
 }
 
 impl Computed {
+    /// The result of a step with gradients that are not exchanged yet.
+    pub fn new(loss: f64, gradients: Gradients) -> Self {
+        Self {
+            loss,
+            gradients,
+            waited: Duration::ZERO,
+        }
+    }
+
     /// The result of a step without samples.
     pub fn nothing() -> Self {
-        Self {
-            loss: 0.0,
-            gradients: Gradients {
-                values: Vec::new(),
-                rows: Vec::new(),
-                norm: 0.0,
-            },
-        }
+        let gradients = Gradients {
+            values: Vec::new(),
+            rows: Vec::new(),
+            norm: 0.0,
+        };
+        Self::new(0.0, gradients)
     }
 }

@@ -1,6 +1,8 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
-//! batches. `pass` makes the passes of a training step; `mirror` asks the thread for what strategies without servers want.
+//! batches. `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile; `mirror` asks the
+//! thread for what strategies without servers want.
 
+mod buckets;
 mod mirror;
 mod pass;
 
@@ -12,15 +14,17 @@ use std::thread::JoinHandle;
 use async_trait::async_trait;
 use candle_core::Device;
 use parking_lot::Mutex;
-use shared_proto::job::{Job, NonFinite, StrategyName};
+use shared_proto::job::{Clip, Job, NonFinite, StrategyName};
 use shared_proto::payload::Elements;
 use tokio::sync::{mpsc, oneshot};
 
+use self::buckets::Bucketed;
 use super::build::{Built, Place, build, precision};
 use super::error::{ReplicaError, panic_message};
 use super::evaluating::Evaluating;
+use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::Mirror;
+use super::mirror::{InBuckets, Mirror};
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::pipeline::{Pipeline, devices_of_stages};
 use super::reader::{self, Assembled, Batches, Request};
@@ -41,6 +45,9 @@ enum Command {
     TakeIn(Vec<Part>),
     /// With the other replicas of a step that is computed together.
     Compute(Positions, Step, Option<Others>, Reply<Computed>),
+    ComputeInBuckets(Positions, Step, Filling, Reply<InBuckets>),
+    BucketedGradients(Reply<Vec<Elements>>),
+    GradientOrder(Reply<Vec<usize>>),
     Evaluate(EvaluationPart, Reply<Evaluation>),
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
@@ -53,6 +60,7 @@ pub struct ModelReplica {
     requests: mpsc::Sender<Request>,
     thread: Mutex<Option<JoinHandle<()>>>,
     description: Description,
+    fills_buckets: bool,
 }
 
 impl ModelReplica {
@@ -80,6 +88,10 @@ impl ModelReplica {
         let (commands, queue) = mpsc::channel(COMMANDS);
         let (tell, told) = oneshot::channel();
         let precision = precision(&job);
+        // Gradients are clipped, and those of several batches added up, before any of them leaves.
+        let fills_buckets = job.clip() == Clip::default()
+            && job.accumulate == 1
+            && job.strategy.name != StrategyName::ModelParallel;
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
             .spawn(move || match Thread::new(job, registry, &devices) {
@@ -101,6 +113,7 @@ impl ModelReplica {
                     requests,
                     thread,
                     description,
+                    fills_buckets,
                 })
             }
             Err(_) => Err(panicked(&thread).await),
@@ -202,6 +215,7 @@ struct Thread {
     reader: Option<JoinHandle<()>>,
     /// The batches of steps that were prepared and not computed yet, the oldest first.
     prepared: VecDeque<(Positions, oneshot::Receiver<Batches>)>,
+    bucketed: Bucketed,
     /// True if the variables no longer have their initial values.
     overwritten: bool,
     mirrored: Mirrored,
@@ -257,6 +271,7 @@ impl Thread {
             pipeline,
             reader: Some(reader),
             prepared: VecDeque::new(),
+            bucketed: Bucketed::default(),
             overwritten: false,
             mirrored: Mirrored::default(),
             taken_in: Ok(()),
@@ -282,12 +297,20 @@ impl Thread {
                 Command::Compute(positions, step, others, reply) => {
                     drop(reply.send(self.compute(positions, step, others)));
                 }
+                Command::ComputeInBuckets(positions, step, filling, reply) => {
+                    drop(reply.send(self.compute_in_buckets(positions, step, filling)));
+                }
+                Command::BucketedGradients(reply) => {
+                    drop(reply.send(self.bucketed_gradients()));
+                }
+                Command::GradientOrder(reply) => drop(reply.send(Ok(self.gradient_order()))),
                 Command::Evaluate(part, reply) => drop(reply.send(self.evaluate(part))),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
                     drop(reply.send(self.save(&path)));
                 }
                 Command::Mirror(command) => {
+                    self.bucketed.forget();
                     self.overwritten |= self.mirrored.serve(
                         command,
                         &self.job,

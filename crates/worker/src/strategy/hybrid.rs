@@ -1,7 +1,7 @@
 //! The strategy with the dense variables on each worker and the tables on parameter servers. The workers of a ring add up the
 //! gradients of the dense variables, and each pushes the gradients of its rows to the servers.
 //!
-//! A worker takes part in the sum of a step only after the servers have acknowledged its rows. No sum ends before all members
+//! A worker takes part in the last sum of a step only after the servers have acknowledged its rows. No sum ends before all members
 //! have taken part in it, so the servers have all rows of a step that any member has made. A step that none has made is made
 //! again. In sync mode its rows replace those that are staged; in the other modes they are applied once more.
 

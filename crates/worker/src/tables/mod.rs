@@ -14,7 +14,7 @@ mod local;
 mod settings;
 
 pub use declared::{Embeddings, Pool, Tables};
-pub(crate) use declared::{ModelTables, gradients, wants};
+pub(crate) use declared::{ModelTables, StepRows, gradients, wants};
 pub(crate) use local::LocalTables;
 pub use local::{RowSource, RowsOf, SavedTables, restored};
 pub use settings::Table;

@@ -1,6 +1,7 @@
 //! The gradients of a step: taken out of candle, measured and clipped. The changes of averaged variables travel with
 //! them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle_core::Var;
@@ -92,15 +93,32 @@ impl Variables {
         let (trained, norm) = trained.clipped(clip);
         let mut gradients = trained.0;
         let of_rows = gradients.split_off(self.0.len());
-        for (((spec, var), before), gradient) in self.0.iter().zip(before.0).zip(&mut gradients) {
-            let change = before.map(|before| restore(var, before)).transpose()?;
-            if spec.kind == VariableKind::Averaged {
-                *gradient = change.unwrap_or_else(|| vec![0.0; spec.elements()]);
-            }
+        for (number, change) in self.changes(before)? {
+            gradients[number] = change;
         }
         let values = gradients.into_iter().map(Elements::from).collect();
         let rows = tables::gradients(rows, of_rows);
         Ok(Gradients { values, rows, norm })
+    }
+
+    /// Returns the changes of averaged variables since `before`, by the variables' numbers. The variables that the model has changed
+    /// get their values of before.
+    ///
+    /// # Errors
+    /// candle's.
+    pub(crate) fn changes(
+        &self,
+        before: Measured,
+    ) -> Result<BTreeMap<usize, Vec<f32>>, VariablesError> {
+        let mut changes = BTreeMap::new();
+        for (number, ((spec, var), before)) in self.0.iter().zip(before.0).enumerate() {
+            let change = before.map(|before| restore(var, before)).transpose()?;
+            if spec.kind == VariableKind::Averaged {
+                let unchanged = || vec![0.0; spec.elements()];
+                changes.insert(number, change.unwrap_or_else(unchanged));
+            }
+        }
+        Ok(changes)
     }
 
     /// Returns the gradients of a step that has one batch: those of trained variables, limited by `clip`, and the changes
@@ -240,10 +258,10 @@ fn restore(var: &Var, before: Vec<f32>) -> Result<Vec<f32>, VariablesError> {
     Ok(changes)
 }
 
-fn sum_of_squares(values: &[f32]) -> f64 {
+/// Returns the sum of the squares of numbers.
+pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
     // Eight sums side by side: a single one would wait for each addition before the next.
     let (chunks, rest) = values.as_chunks::<8>();
-    let square = |value: &f32| f64::from(*value) * f64::from(*value);
     Kernel::best().run(|| {
         let mut sums = [0f64; 8];
         for chunk in chunks {
@@ -253,4 +271,46 @@ fn sum_of_squares(values: &[f32]) -> f64 {
         }
         sums.into_iter().chain(rest.iter().map(square)).sum()
     })
+}
+
+/// Returns the same as [`sum_of_squares`], and copies the numbers, each times a factor. There must be as many places.
+pub(crate) fn sum_of_squares_times(values: &[f32], factor: f32, to: &mut [f32]) -> f64 {
+    debug_assert_eq!(values.len(), to.len());
+    let (chunks, rest) = values.as_chunks::<8>();
+    let (to_chunks, to_rest) = to.as_chunks_mut::<8>();
+    Kernel::best().run(|| {
+        let mut sums = [0f64; 8];
+        for (chunk, to) in chunks.iter().zip(to_chunks) {
+            for ((sum, value), to) in sums.iter_mut().zip(chunk).zip(to) {
+                *sum += square(value);
+                *to = value * factor;
+            }
+        }
+        for (value, to) in rest.iter().zip(to_rest) {
+            *to = value * factor;
+        }
+        sums.into_iter().chain(rest.iter().map(square)).sum()
+    })
+}
+
+#[inline(always)]
+fn square(value: &f32) -> f64 {
+    f64::from(*value) * f64::from(*value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_copied_with_a_factor_and_have_the_same_sum_of_squares() {
+        for count in [0, 1, 7, 8, 9, 31, 1000] {
+            let values: Vec<f32> = (0..count).map(|n| (n as f32 * 0.37).sin()).collect();
+            let mut copied = vec![f32::NAN; count];
+            let squares = sum_of_squares_times(&values, 3.0, &mut copied);
+            assert_eq!(squares, sum_of_squares(&values));
+            let expected: Vec<f32> = values.iter().map(|value| value * 3.0).collect();
+            assert_eq!(copied, expected);
+        }
+    }
 }

@@ -6,12 +6,38 @@ use shared_proto::payload::Elements;
 
 /// Returns all elements of a tensor in order. This takes one copy, or two for a tensor that is not contiguous.
 pub(super) fn elements(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
+    match tensor.device().is_cpu() {
+        true => with_elements(tensor, <[f32]>::to_vec),
+        false => copied(tensor),
+    }
+}
+
+/// Calls `act` with all elements of a tensor, in order. On the CPU this takes no copy, or one for a tensor that is not contiguous.
+pub(crate) fn with_elements<T>(
+    tensor: &Tensor,
+    act: impl FnOnce(&[f32]) -> T,
+) -> candle_core::Result<T> {
+    if !tensor.device().is_cpu() {
+        return Ok(act(&copied(tensor)?));
+    }
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(memory) = &*storage else {
+        bail!("a tensor is not on the CPU, as its device says");
+    };
+    let start = layout.start_offset();
+    let range = start..start + layout.shape().elem_count();
+    Ok(act(&memory.as_slice::<f32>()?[range]))
+}
+
+/// Returns a copy of all elements of a tensor in order.
+fn copied(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let start = layout.start_offset();
     let range = start..start + layout.shape().elem_count();
     let copied = match &*storage {
-        Storage::Cpu(memory) => return Ok(memory.as_slice::<f32>()?[range].to_vec()),
+        Storage::Cpu(memory) => memory.clone(),
         Storage::Cuda(memory) => memory.to_cpu_storage()?,
         Storage::Metal(memory) => memory.to_cpu_storage()?,
     };

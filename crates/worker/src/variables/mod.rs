@@ -2,12 +2,13 @@
 //!
 //! - `set`: the variables by number, their values and how they are overwritten
 //! - `initial`: initial values from a seed
-//! - `gradients`: the gradients of a step
+//! - `gradients`: the gradients of a step; `buckets`: the vectors in which they leave
 //! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has; `update`: in candle's memory
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
 //! - `memory`: candle's memory, read and written
 
+mod buckets;
 mod error;
 mod files;
 mod gradients;
@@ -19,10 +20,12 @@ mod set;
 mod slots;
 mod update;
 
+pub use buckets::{BucketPlan, BucketedGradients};
 pub use error::VariablesError;
 pub(crate) use files::{digest_of, read};
 pub use gradients::Measured;
-pub(crate) use gradients::{Trained, mean_gradients};
+pub(crate) use gradients::{Trained, mean_gradients, sum_of_squares, sum_of_squares_times};
+pub(crate) use memory::with_elements;
 pub use optimizer::{HeldSlots, LocalOptimizer};
 pub use set::{Part, Variables};
 pub(crate) use slots::Places;

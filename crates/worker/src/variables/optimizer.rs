@@ -11,8 +11,9 @@ use candle_core::{Tensor, Var};
 use optimizer::{Part, VariableRule};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
-use shared_proto::payload;
+use shared_proto::payload::{self, LeF32};
 
+use super::buckets::BucketedGradients;
 use super::error::VariablesError;
 use super::memory::{elements, overwrite};
 use super::set::Variables;
@@ -111,12 +112,17 @@ impl LocalOptimizer {
     pub fn update(
         &mut self,
         variables: &Variables,
-        gradient: &mut [f32],
+        gradient: &mut BucketedGradients,
     ) -> Result<(), VariablesError> {
-        check_length(gradient.len(), self.places.all())?;
+        check_length(gradient.elements(), self.places.all())?;
         self.check_whole()?;
-        let gradient = payload::in_place(gradient);
-        for part in &mut self.held.parts {
+        let parts = self.held.parts.iter();
+        let places: Vec<_> = parts
+            .map(|part| gradient.place(part.variable, &part.place))
+            .collect();
+        let vectors = gradient.vectors_mut().iter_mut();
+        let vectors: Vec<&[LeF32]> = vectors.map(|vector| payload::in_place(vector)).collect();
+        for (part, (vector, place)) in self.held.parts.iter_mut().zip(places) {
             let (_, var) = &variables.0[part.variable];
             let rule = &self.rules[part.variable];
             let mut slots = rule.rule_slots().split(&mut part.slots);
@@ -126,7 +132,7 @@ impl LocalOptimizer {
             var.inplace_op1(&Apply {
                 rule,
                 update: rule.update_after(self.updates, self.lowered_to),
-                gradient: &gradient[part.place.clone()],
+                gradient: &vectors[vector][place],
                 slots: RefCell::new(slots),
             })?;
         }

@@ -238,7 +238,7 @@ async fn train(replica: &DeviceReplicas, steps: u64) -> (Vec<f32>, Metrics) {
         let computed = compute(replica, positions(clock * 16, samples)).await;
         let gradient: Vec<f32> = computed.gradients.values.iter().flat_map(numbers).collect();
         replica
-            .update(gradient, StepsMade::default())
+            .update(gradient.into(), StepsMade::default())
             .await
             .unwrap();
     }

@@ -22,7 +22,9 @@ fn adam(copies: &str) -> Job {
 fn whole() -> (Variables, LocalOptimizer) {
     let (variables, _) = build(5, a_and_b);
     let mut optimizer = LocalOptimizer::new(&adam(""), &variables, 100).unwrap();
-    optimizer.update(&variables, &mut gradient(1.0)).unwrap();
+    optimizer
+        .update(&variables, &mut gradient(1.0).into())
+        .unwrap();
     (variables, optimizer)
 }
 
@@ -49,7 +51,9 @@ fn gradient(factor: f32) -> Vec<f32> {
 /// Returns the values that an update by the second gradient makes, and the slots of the part after it.
 fn expected() -> (Vec<f32>, Vec<f32>) {
     let (variables, mut optimizer) = whole();
-    optimizer.update(&variables, &mut gradient(-2.0)).unwrap();
+    optimizer
+        .update(&variables, &mut gradient(-2.0).into())
+        .unwrap();
     let values = [numbers(&variables, 0), numbers(&variables, 1)].concat();
     (
         values,
@@ -116,7 +120,9 @@ fn an_update_that_is_not_prepared_changes_nothing() {
     assert_eq!(error.to_string(), "no update is prepared");
     assert!(optimizer.prepare(&variables, &mut [0.0; 3]).is_err());
     assert!(
-        optimizer.update(&variables, &mut [0.0; ALL]).is_err(),
+        optimizer
+            .update(&variables, &mut vec![0.0; ALL].into())
+            .is_err(),
         "it has a part of the slots"
     );
     assert_eq!(

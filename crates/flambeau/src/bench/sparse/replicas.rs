@@ -181,18 +181,16 @@ impl Replica for Rotating {
         _: Step,
     ) -> std::result::Result<Computed, ReplicaError> {
         let (rows, values) = self.batch(positions);
-        Ok(Computed {
-            loss: 0.0,
-            gradients: Gradients {
-                values: Vec::new(),
-                rows: vec![RowGradients {
-                    rows: Arc::clone(rows),
-                    values: values.clone(),
-                }],
-                // A worker has the norm from the pass that takes gradients out of candle.
-                norm: 1.0,
-            },
-        })
+        let gradients = Gradients {
+            values: Vec::new(),
+            rows: vec![RowGradients {
+                rows: Arc::clone(rows),
+                values: values.clone(),
+            }],
+            // A worker has the norm from the pass that takes gradients out of candle.
+            norm: 1.0,
+        };
+        Ok(Computed::new(0.0, gradients))
     }
 
     async fn evaluate(&self, _: EvaluationPart) -> std::result::Result<Evaluation, ReplicaError> {

@@ -7,13 +7,14 @@ use shared_proto::payload::Elements;
 
 use super::{Command, ModelReplica};
 use crate::replica::error::ReplicaError;
+use crate::replica::filling::Filling;
 use crate::replica::mirror::{
-    Held, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
+    Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
 };
 use crate::replica::mirrored::{MirrorCommand, Values};
 use crate::replica::rounds::Others;
 use crate::replica::step::{Computed, Positions, Step};
-use crate::variables::VariablesError;
+use crate::variables::{BucketedGradients, VariablesError};
 
 impl ModelReplica {
     /// Returns the values of all variables.
@@ -33,7 +34,11 @@ impl ModelReplica {
 
 #[async_trait(?Send)]
 impl Mirror for ModelReplica {
-    async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+    async fn update(
+        &self,
+        gradient: BucketedGradients,
+        made: StepsMade,
+    ) -> Result<BucketedGradients, ReplicaError> {
         self.on_values(move |values| values.update(gradient, made))
             .await
     }
@@ -62,6 +67,28 @@ impl Mirror for ModelReplica {
     ) -> Result<Computed, ReplicaError> {
         self.ask(|reply| Command::Compute(positions, step, Some(others), reply))
             .await
+    }
+
+    fn fills_buckets(&self) -> bool {
+        self.fills_buckets
+    }
+
+    async fn compute_in_buckets(
+        &self,
+        filling: Filling,
+        positions: Positions,
+        step: Step,
+    ) -> Result<InBuckets, ReplicaError> {
+        self.ask(|reply| Command::ComputeInBuckets(positions, step, filling, reply))
+            .await
+    }
+
+    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
+        self.ask(Command::BucketedGradients).await
+    }
+
+    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
+        self.ask(Command::GradientOrder).await
     }
 
     async fn state(&self) -> Result<MirrorState, ReplicaError> {

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use candle_core::Var;
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
 use nn::{backward, synchronised};
+use shared_proto::step::WantedRows;
 
 use super::{Thread, nothing};
 use crate::model::{Batch, Pass};
@@ -11,7 +13,18 @@ use crate::replica::error::ReplicaError;
 use crate::replica::reader::Assembled;
 use crate::replica::rounds::Others;
 use crate::replica::step::{Computed, Positions, Step};
-use crate::variables::Trained;
+use crate::tables::StepRows;
+use crate::variables::{Measured, Trained};
+
+/// A step before its passes.
+pub(super) struct Begun {
+    pub(super) batches: Vec<Batch>,
+    /// The rows of each table that the batches want.
+    pub(super) rows: Vec<Arc<WantedRows>>,
+    pub(super) step_rows: StepRows,
+    /// The values of the variables that the passes change.
+    pub(super) before: Measured,
+}
 
 impl Thread {
     /// Computes the loss and the gradients of a step, with the other replicas of the step if it is computed together.
@@ -21,11 +34,12 @@ impl Thread {
         step: Step,
         others: Option<Others>,
     ) -> Result<Computed, ReplicaError> {
-        std::mem::replace(&mut self.taken_in, Ok(()))?;
-        let Assembled { batches, rows } = self.batches(positions)?;
-        let step_rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
-        self.tables.set(&step_rows);
-        let before = self.variables.measured()?;
+        let Begun {
+            batches,
+            rows,
+            step_rows,
+            before,
+        } = self.begin(positions)?;
         let others = others.map(Arc::new);
         let passed = {
             let _leaving = others.as_ref().map(|others| others.leaving());
@@ -44,10 +58,40 @@ impl Thread {
             return Err(ReplicaError::Unsynchronised(model));
         }
         let clip = self.job.clip();
-        Ok(Computed {
-            loss,
-            gradients: self.variables.finish_gradients(sum, &rows, before, clip)?,
+        let gradients = self.variables.finish_gradients(sum, &rows, before, clip)?;
+        Ok(Computed::new(loss, gradients))
+    }
+
+    /// Takes the batches of a step, with the rows that they want.
+    pub(super) fn begin(&mut self, positions: Positions) -> Result<Begun, ReplicaError> {
+        std::mem::replace(&mut self.taken_in, Ok(()))?;
+        let Assembled { batches, rows } = self.batches(positions)?;
+        let step_rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
+        self.tables.set(&step_rows);
+        Ok(Begun {
+            batches,
+            rows,
+            step_rows,
+            before: self.variables.measured()?,
         })
+    }
+
+    /// Returns a pass of a step.
+    pub(super) fn training_pass(&self, step: Step) -> Pass<'_> {
+        Pass::training(&self.objective, self.job.seed, step.clock.0, step.rank)
+    }
+
+    /// Makes both passes of a batch. Returns the loss and the gradients.
+    pub(super) fn both_passes(
+        &self,
+        batch: &Batch,
+        pass: &Pass,
+        backward: impl FnOnce(&Tensor) -> candle_core::Result<GradStore>,
+    ) -> candle_core::Result<(f64, GradStore)> {
+        let outputs = self.model.forward(batch, pass)?;
+        let loss = self.model.loss(&outputs, batch, pass)?;
+        let gradients = backward(&loss)?;
+        Ok((f64::from(loss.to_scalar::<f32>()?), gradients))
     }
 
     /// Makes the forward and the backward pass of a step's batches. Returns the mean loss, and the mean gradients of trained
@@ -60,7 +104,7 @@ impl Thread {
         others: Option<&Arc<Others>>,
     ) -> Result<(f64, Trained), ReplicaError> {
         let samples: usize = batches.iter().map(Batch::samples).sum();
-        let pass = Pass::training(&self.objective, self.job.seed, step.clock.0, step.rank);
+        let pass = self.training_pass(step);
         if let Some(pipeline) = &self.pipeline {
             let passed = pipeline.pass(&*self.model, &self.objective, batches, &pass)?;
             pipeline.show(passed.bubble);
@@ -69,18 +113,13 @@ impl Thread {
         }
         let (mut mean, mut sum) = (0.0, None::<Trained>);
         for batch in batches {
-            let work = || {
-                let outputs = self.model.forward(batch, &pass)?;
-                let loss = self.model.loss(&outputs, batch, &pass)?;
-                let store = backward(&loss)?;
-                Ok::<_, candle_core::Error>((loss.to_scalar::<f32>()?, store))
-            };
+            let work = || self.both_passes(batch, &pass, backward);
             let (loss, store) = match others {
                 Some(others) => synchronised(others.clone(), batch.samples(), work),
                 None => work(),
             }?;
             let share = batch.samples() as f64 / samples as f64;
-            mean += share * f64::from(loss);
+            mean += share * loss;
             let gradients = self.variables.trained_gradients(&store, rows)?;
             match &mut sum {
                 None if batches.len() == 1 => sum = Some(gradients),

@@ -11,6 +11,8 @@ use super::ring::Lost;
 /// Handles of the metrics, built once for a membership.
 pub(super) struct RingCounters {
     all_reduce: Histogram,
+    hidden: Histogram,
+    again: Counter,
     sent: Counter,
     received: Counter,
     joined: Counter,
@@ -28,6 +30,8 @@ impl RingCounters {
         let abandoned = |reason: &'static str| counter!("flambeau_worker_abandoned_steps_total", "reason" => reason);
         Self {
             all_reduce: histogram!("flambeau_worker_all_reduce_seconds"),
+            hidden: histogram!("flambeau_worker_hidden_all_reduce_seconds"),
+            again: counter!("flambeau_worker_repeated_all_reduces_total"),
             sent: counter!("flambeau_worker_ring_sent_bytes_total"),
             received: counter!("flambeau_worker_ring_received_bytes_total"),
             joined: counter!("flambeau_worker_rings_total"),
@@ -59,6 +63,16 @@ impl RingCounters {
 
     pub(super) fn reduced(&self, took: Duration) {
         self.all_reduce.record(took);
+    }
+
+    /// Records the time that all-reduces took while the replica computed.
+    pub(super) fn hidden(&self, took: Duration) {
+        self.hidden.record(took);
+    }
+
+    /// Counts a step of which the gradients are added up again.
+    pub(super) fn added_up_again(&self) {
+        self.again.increment(1);
     }
 
     pub(super) fn moved(&self, traffic: Traffic) {

@@ -10,8 +10,27 @@ use crate::replica::{Description, Replica};
 /// The largest number of samples that is exact in the vector. A larger one is carried as a sum of two.
 const EXACT: u64 = 1 << 24;
 
-/// The numbers behind the gradients: the samples, as a multiple of [`EXACT`] and the rest.
-pub(super) const COUNTS: usize = 2;
+/// The numbers behind the gradients: the samples, as a multiple of [`EXACT`] and the rest; and 1 of a member that asks to add up
+/// again.
+pub(super) const COUNTS: usize = 3;
+
+/// Returns the numbers of a member with so many samples.
+pub(super) fn counts(samples: u64, again: bool) -> [f32; COUNTS] {
+    let again = f32::from(u8::from(again));
+    [(samples / EXACT) as f32, (samples % EXACT) as f32, again]
+}
+
+/// Takes the counts of all members off the end of their sum. Returns the samples, and whether to add up again.
+pub(super) fn take_counts(sum: &mut Vec<f32>) -> (f64, bool) {
+    let counts = sum.split_off(sum.len().saturating_sub(COUNTS));
+    match counts[..] {
+        [multiples, rest, again] => {
+            let samples = f64::from(multiples) * EXACT as f64 + f64::from(rest);
+            (samples, again != 0.0)
+        }
+        _ => (0.0, false),
+    }
+}
 
 /// Fills the memory with the gradients, each times the number of samples. Without samples all numbers are 0.
 pub(super) fn fill(
@@ -24,8 +43,8 @@ pub(super) fn fill(
     let changing = changing.filter(|spec| spec.kind.takes_updates());
     let elements: usize = changing.map(|spec| spec.elements()).sum();
     memory.resize(elements + COUNTS, 0.0);
-    let (values, counts) = memory.split_at_mut(elements);
-    counts.copy_from_slice(&[(samples / EXACT) as f32, (samples % EXACT) as f32]);
+    let (values, own_counts) = memory.split_at_mut(elements);
+    own_counts.copy_from_slice(&counts(samples, false));
     if samples == 0 {
         return values.fill(0.0);
     }
@@ -36,6 +55,7 @@ pub(super) fn fill(
         gradient.for_parts(|range, part| copy_times(&mut own[range], part, factor));
         rest = others;
     }
+    debug_assert!(rest.is_empty(), "gradients of some variables are missing");
 }
 
 /// What the members' vectors add up to.
@@ -49,10 +69,7 @@ pub(super) enum Total {
 
 /// Makes the mean gradient of the members' sum, which has their counts.
 pub(super) fn mean(memory: &mut Vec<f32>) -> Total {
-    let elements = memory.len().saturating_sub(COUNTS);
-    let [multiples, rest] = [memory[elements], memory[elements + 1]].map(f64::from);
-    memory.truncate(elements);
-    let samples = multiples * EXACT as f64 + rest;
+    let (samples, _) = take_counts(memory);
     if samples == 0.0 {
         return Total::Nothing;
     }

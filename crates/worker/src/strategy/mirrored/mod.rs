@@ -3,11 +3,12 @@
 //!
 //! - `ring`: the ring, its links, and the values that its members begin with
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
-//! - `gradient`: a step's gradients as one vector
+//! - `gradient`: a step's gradients as one vector; `buckets`: in several, which leave during the backward pass
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `counters`: metrics
 
+mod buckets;
 mod checkpoints;
 mod counters;
 mod gradient;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use collective::{Exchange, Identity};
-use daemon::membership::{Coordinator, Membership, Sender};
+use daemon::membership::{Coordinator, Sender};
 use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
 use shared_proto::job::{BatchNorm, NonFinite};
 use shared_proto::network::Network;
@@ -31,9 +32,9 @@ use shared_proto::wire;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
 
+use self::buckets::{Buckets, Summed, whole};
 use self::checkpoints::Checkpoints;
 use self::counters::RingCounters;
-use self::gradient::Total;
 use self::ring::Ring;
 use self::shares::Shares;
 use super::error::StrategyError;
@@ -72,7 +73,10 @@ pub struct Mirrored {
     /// True while the replica has averages in place of weights.
     swapped: bool,
     /// The memory of the gradients.
-    memory: Vec<f32>,
+    memory: Vec<Vec<f32>>,
+    buckets: Arc<Buckets>,
+    /// The newest step that was computed in buckets, if it is not made yet.
+    summed: Option<Summed>,
     /// The member that was lost when the last ring ended.
     lost: Option<Task>,
     /// The clock before the newest step, if this worker's gradient of that step was left out.
@@ -122,16 +126,19 @@ impl Mirrored {
         });
         let checkpoints = Checkpoints::open(joining, replica.description()).await?;
         let shares = Shares::of(job, replica.description());
-        Ok(Self::new(joining, membership, checkpoints, shares))
+        let buckets = Buckets::of(job, replica.description());
+        Ok(Self::new(joining, checkpoints, shares, buckets))
     }
 
     fn new(
         joining: &Joining<'_>,
-        membership: &Membership,
         checkpoints: Checkpoints,
         shares: Option<Shares>,
+        buckets: Buckets,
     ) -> Self {
-        let job = joining.job;
+        let &Joining {
+            job, membership, ..
+        } = joining;
         Self {
             coordinator: membership.coordinator.clone(),
             sender: membership.sender(),
@@ -151,11 +158,18 @@ impl Mirrored {
             number: watch::channel(Epoch(0)).0,
             swapped: false,
             memory: Vec::new(),
+            buckets: Arc::new(buckets),
+            summed: None,
             lost: None,
             skipped: None,
             waiting_on: watch::channel(Vec::new()).0,
             telling: None,
         }
+    }
+
+    /// Returns whether gradients of this member can leave while the replica computes.
+    fn fills_buckets(&self, mirror: &dyn Mirror) -> bool {
+        self.shares.is_none() && self.batch_norm == BatchNorm::PerReplica && mirror.fills_buckets()
     }
 
     /// Returns the members that this one waits for.
@@ -231,6 +245,9 @@ impl Strategy for Mirrored {
                 let mirror = mirror(replica)?;
                 self.compute_together(positions, step, mirror).await
             }
+            BatchNorm::PerReplica if self.ring.as_ref().is_some_and(Ring::has_buckets) => {
+                self.compute_in_buckets(positions, step, replica).await
+            }
             BatchNorm::PerReplica if positions.is_empty() => Ok(Computed::nothing()),
             BatchNorm::PerReplica => Ok(replica.compute(positions, step).await?),
         }
@@ -239,53 +256,58 @@ impl Strategy for Mirrored {
     async fn push(
         &mut self,
         clock: Clock,
-        gradients: Gradients,
+        mut gradients: Gradients,
         samples: u64,
         _: &[Want],
         replica: &dyn Replica,
     ) -> Result<Pushing, StrategyError> {
+        let mirror = mirror(replica)?;
+        let mut summed = self.take_summed(clock);
         let finite = gradients.norm.is_finite();
+        if let (false, Some(summed)) = (finite, &mut summed) {
+            summed.take_back();
+            gradients = whole(gradients, samples, mirror).await?;
+        }
         let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
-        if !finite && self.non_finite == NonFinite::Fail {
-            return Err(not_finite());
+        let problem = (!finite).then(not_finite);
+        if self.non_finite == NonFinite::Fail
+            && let Some(problem) = problem
+        {
+            return Err(problem);
         }
         self.skipped = (!finite).then_some(clock);
-        let mut memory = std::mem::take(&mut self.memory);
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };
-        gradient::fill(&mut memory, &gradients, samples, replica.description());
         let begun = Instant::now();
         let made = StepsMade {
             run: self.run,
             ring: *self.number.borrow(),
             clock: clock.next(),
         };
-        let mirror = mirror(replica)?;
-        self.memory = match self.shares.clone() {
+        match self.shares.clone() {
             Some(shares) => {
+                let mut memory = self.memory.pop().unwrap_or_default();
+                gradient::fill(&mut memory, &gradients, samples, replica.description());
                 let make = async |ring: &Ring| {
                     ring.make_step(&shares, memory, samples, made, mirror).await
                 };
-                let memory = self.in_ring(make).await?;
+                self.memory = vec![self.in_ring(make).await?];
                 self.counters.reduced(begun.elapsed());
-                memory
             }
             None => {
-                let reduce = async |ring: &Ring| ring.mean_gradient(&mut memory, samples).await;
-                let total = self.in_ring(reduce).await?;
-                self.counters.reduced(begun.elapsed());
-                match total {
-                    Total::Mean => mirror.update(memory, made).await?,
-                    Total::Nothing => {
-                        mirror.note_made(made).await?;
-                        memory
-                    }
+                let before = summed.as_ref().map_or(Duration::ZERO, Summed::waited);
+                let mean = self.mean_gradient(summed, gradients, samples, replica);
+                let mean = mean.await?;
+                self.counters.reduced(before + begun.elapsed());
+                match mean {
+                    Some(mean) => self.memory = mirror.update(mean, made).await?.into_vectors(),
+                    None => mirror.note_made(made).await?,
                 }
             }
-        };
-        match finite {
-            true => Ok(Pushing::done(Pushed::default())),
-            false => Err(not_finite()),
+        }
+        match problem {
+            None => Ok(Pushing::done(Pushed::default())),
+            Some(problem) => Err(problem),
         }
     }
 

@@ -10,6 +10,7 @@ use shared_proto::wire;
 use tokio::sync::watch;
 
 use super::Mirrored;
+use super::buckets::Agreed;
 use super::gradient::{self, COUNTS, Total};
 use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
@@ -22,6 +23,7 @@ pub(super) struct Ring {
     members: Vec<Task>,
     /// The newest epoch that the coordinator has named. A later one than this ring's ends it.
     newest: watch::Receiver<Epoch>,
+    pub(super) buckets: Agreed,
 }
 
 /// The reason why a ring is over.
@@ -47,7 +49,7 @@ impl fmt::Display for Lost {
 
 impl Ring {
     /// Adds up a vector with the other members.
-    async fn all_reduce(&self, values: &mut [f32]) -> Result<(), Lost> {
+    pub(super) async fn all_reduce(&self, values: &mut [f32]) -> Result<(), Lost> {
         let reduced = self.group.all_reduce(values);
         let reduced = unless_over(self.number, self.newest.clone(), reduced).await?;
         match reduced {
@@ -66,9 +68,7 @@ impl Ring {
             self.all_reduce(memory).await?;
             return Ok(gradient::mean(memory));
         }
-        let all = self.sum_short(vec![samples as f64]).await?;
-        let all = all.first().copied().unwrap_or_default();
-        let total = match all {
+        let total = match self.all_samples(samples).await? {
             0.0 => Total::Nothing,
             samples => {
                 gradient::scale(memory, (1.0 / samples) as f32);
@@ -78,6 +78,12 @@ impl Ring {
         };
         memory.truncate(memory.len().saturating_sub(COUNTS));
         Ok(total)
+    }
+
+    /// Returns the number of all members' samples.
+    pub(super) async fn all_samples(&self, samples: u64) -> Result<f64, Lost> {
+        let all = self.sum_short(vec![samples as f64]).await?;
+        Ok(all.first().copied().unwrap_or_default())
     }
 
     /// Returns whether numbers are rounded on the wire. Then counts do not travel among them, and gradients travel as parts of their mean: a
@@ -135,8 +141,11 @@ impl Ring {
         self.group.ranks()
     }
 
-    /// Returns the member from which it waits to receive.
+    /// Returns the member from which it waits to receive, unless its own replica computes.
     pub(super) fn waiting_on(&self) -> Option<Task> {
+        if self.buckets.is_computing() {
+            return None;
+        }
         self.members.get(self.group.waiting_on()?).copied()
     }
 
@@ -242,7 +251,11 @@ impl Mirrored {
             ring: formed.number,
             clock: Clock(ring.clock),
         };
-        let begun = self.begin(&formed, &ring, made, mirror).await;
+        let begun = async {
+            self.begin(&formed, &ring, made, mirror).await?;
+            formed.agree_on_buckets(self.fills_buckets(mirror)).await
+        };
+        let begun = begun.await;
         self.counters.moved(formed.take_traffic());
         begun?;
         tracing::info!(
@@ -287,6 +300,7 @@ impl Mirrored {
             wire: self.wire,
             members,
             newest,
+            buckets: Agreed::default(),
         })
     }
 

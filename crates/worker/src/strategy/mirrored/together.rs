@@ -18,15 +18,19 @@ impl Mirrored {
             return Err(StrategyError::Abandoned(why.to_owned()));
         };
         let tell = async {
-            tokio::time::sleep(QUIET).await;
             loop {
-                let on: Vec<Task> = ring.waiting_on().into_iter().collect();
+                let computed = ring.buckets.is_computing();
+                tokio::time::sleep(QUIET).await;
+                // While the replica computes, nothing waits for the others.
+                let on: Vec<Task> = match computed {
+                    true => Vec::new(),
+                    false => ring.waiting_on().into_iter().collect(),
+                };
                 self.waiting_on.send_if_modified(|known| {
                     let changed = *known != on;
                     *known = on;
                     changed
                 });
-                tokio::time::sleep(QUIET).await;
             }
         };
         let done = tokio::select! {

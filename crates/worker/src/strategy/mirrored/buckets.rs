@@ -1,0 +1,367 @@
+//! The gradients of a step in buckets. Each bucket is added up as soon as it is full, while the backward pass makes the gradients of
+//! the next ones (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
+//!
+//! All but the last bucket are added up before a member has seen its whole gradient. A member may then find that its
+//! gradient is not finite and must not count, or that a part of it left too early. It says so behind the last bucket, which all
+//! members add up, and all of them add up their whole gradients again.
+
+use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shared_proto::blocks::VariableSpec;
+use shared_proto::ids::Clock;
+use shared_proto::job::Job;
+use shared_proto::planted;
+use shared_proto::step::Gradients;
+
+use super::gradient::{self, counts, take_counts};
+use super::ring::{Lost, Ring};
+use super::{Mirrored, mirror};
+use crate::replica::{
+    Computed, Description, Filled, InBuckets, Mirror, Positions, Replica, ReplicaError, Step,
+    filling,
+};
+use crate::strategy::StrategyError;
+use crate::variables::{BucketPlan, BucketedGradients};
+
+/// The sizes between which buckets of a job that names none are, in elements: 512 KiB and 25 MiB.
+const USUAL: RangeInclusive<usize> = 1 << 17..=25 << 18;
+
+/// The number of buckets of a job that names no size, unless that is outside of the usual ones.
+const USUAL_BUCKETS: usize = 8;
+
+/// The step of a ring with which it gives up to ask for an order.
+const TRIES: u64 = 8;
+
+/// The number of elements of a MiB.
+const OF_A_MEBIBYTE: f64 = 262_144.0;
+
+/// The buckets of a job.
+pub(super) struct Buckets {
+    /// The largest number of elements of a bucket with several variables.
+    most: usize,
+    /// The plan of a step that begins without another one.
+    one: Arc<BucketPlan>,
+}
+
+impl Buckets {
+    /// Returns the buckets of a job's gradients.
+    pub(super) fn of(job: &Job, model: &Description) -> Self {
+        let one = BucketPlan::one(&model.variables);
+        let elements: usize = one.lengths().iter().sum();
+        Self {
+            most: match job.strategy.bucket_mebibytes {
+                Some(mebibytes) => (mebibytes * OF_A_MEBIBYTE) as usize,
+                None => (elements / USUAL_BUCKETS).clamp(*USUAL.start(), *USUAL.end()),
+            },
+            one: one.into(),
+        }
+    }
+}
+
+/// The buckets of a ring.
+#[derive(Default)]
+pub(super) struct Agreed {
+    /// True if all members fill buckets. Otherwise each adds up whole gradients.
+    has_buckets: Cell<bool>,
+    /// The steps that have begun in buckets.
+    steps: Cell<u64>,
+    /// The plan that all members have; none until they have an order.
+    plan: RefCell<Option<Arc<BucketPlan>>>,
+    /// True while this member's replica computes.
+    computing: Cell<bool>,
+}
+
+impl Agreed {
+    /// Returns whether this member's replica computes while buckets are added up.
+    pub(super) fn is_computing(&self) -> bool {
+        self.computing.get()
+    }
+}
+
+/// The buckets of a step after its passes.
+pub(super) struct Summed {
+    /// The clock before the step.
+    clock: Clock,
+    plan: Arc<BucketPlan>,
+    /// All buckets, of which the last one is not added up yet.
+    vectors: Vec<Vec<f32>>,
+    /// True if this member asks all to add up again.
+    again: bool,
+    /// The samples of all members, where numbers are rounded on the wire: each bucket then has parts of the mean.
+    samples: Option<f64>,
+    /// The time that all-reduces took while the replica computed.
+    hidden: Duration,
+    /// The time that they took after it.
+    waited: Duration,
+}
+
+impl Summed {
+    /// Asks to add up again, because this member's gradient must not count.
+    pub(super) fn take_back(&mut self) {
+        self.again = true;
+    }
+
+    /// Returns the time that all-reduces have taken after the replica has computed.
+    pub(super) fn waited(&self) -> Duration {
+        self.waited
+    }
+}
+
+impl Mirrored {
+    /// Computes a step. Its buckets but the last one are added up meanwhile.
+    pub(super) async fn compute_in_buckets(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        replica: &dyn Replica,
+    ) -> Result<Computed, StrategyError> {
+        let (buckets, memory) = (Arc::clone(&self.buckets), std::mem::take(&mut self.memory));
+        let (mirror, variables) = (mirror(replica)?, &replica.description().variables);
+        let compute = async |ring: &Ring| {
+            let plan = ring.plan_buckets(&buckets, variables, mirror).await?;
+            ring.compute_in_buckets(plan, memory, positions, step, mirror)
+                .await
+        };
+        let (summed, computed) = self.in_ring(compute).await??;
+        self.counters.hidden(summed.hidden);
+        self.summed = Some(summed);
+        Ok(computed)
+    }
+
+    /// Returns the buckets of the step after `clock`, if it was computed in buckets.
+    pub(super) fn take_summed(&mut self, clock: Clock) -> Option<Summed> {
+        self.summed.take().filter(|summed| summed.clock == clock)
+    }
+
+    /// Makes the mean gradient of all members. Returns none if they have no samples. The gradients are those of this member, which
+    /// count if it has samples.
+    pub(super) async fn mean_gradient(
+        &mut self,
+        summed: Option<Summed>,
+        mut gradients: Gradients,
+        samples: u64,
+        replica: &dyn Replica,
+    ) -> Result<Option<BucketedGradients>, StrategyError> {
+        if let Some(mut summed) = summed {
+            let sum = async |ring: &Ring| ring.sum_last(&mut summed, samples).await;
+            match self.in_ring(sum).await? {
+                Sum::Mean => {
+                    return Ok(Some(BucketedGradients::new(summed.plan, summed.vectors)));
+                }
+                Sum::Nothing => {
+                    self.memory = summed.vectors;
+                    return Ok(None);
+                }
+                Sum::Again => {
+                    self.counters.added_up_again();
+                    self.memory = summed.vectors;
+                    gradients = whole(gradients, samples, mirror(replica)?).await?;
+                }
+            }
+        }
+        let mut vector = self.memory.pop().unwrap_or_default();
+        gradient::fill(&mut vector, &gradients, samples, replica.description());
+        let reduce = async |ring: &Ring| ring.mean_gradient(&mut vector, samples).await;
+        match self.in_ring(reduce).await? {
+            gradient::Total::Mean => Ok(Some(vector.into())),
+            gradient::Total::Nothing => {
+                self.memory = vec![vector];
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Returns the gradients of this member's newest step, with those of variables if it has samples.
+pub(super) async fn whole(
+    gradients: Gradients,
+    samples: u64,
+    mirror: &dyn Mirror,
+) -> Result<Gradients, ReplicaError> {
+    Ok(match samples {
+        0 => gradients,
+        _ => Gradients {
+            values: mirror.bucketed_gradients().await?,
+            ..gradients
+        },
+    })
+}
+
+/// The sum of all members' buckets.
+enum Sum {
+    /// The buckets have the mean.
+    Mean,
+    /// No member has samples.
+    Nothing,
+    /// A member asks to add up again.
+    Again,
+}
+
+impl Ring {
+    /// Agrees with the other members on whether gradients leave in buckets: all members add up in the same way.
+    pub(super) async fn agree_on_buckets(&self, fills_buckets: bool) -> Result<(), Lost> {
+        let without = f64::from(u8::from(!fills_buckets));
+        let all = self.sum_short(vec![without]).await?;
+        self.buckets.has_buckets.set(all == [0.0]);
+        Ok(())
+    }
+
+    /// Returns whether gradients leave in buckets.
+    pub(super) fn has_buckets(&self) -> bool {
+        self.buckets.has_buckets.get()
+    }
+
+    async fn compute_in_buckets(
+        &self,
+        plan: Arc<BucketPlan>,
+        memory: Vec<Vec<f32>>,
+        positions: Positions,
+        step: Step,
+        mirror: &dyn Mirror,
+    ) -> Result<Result<(Summed, Computed), StrategyError>, Lost> {
+        let samples = match self.rounds() {
+            true => Some(self.all_samples(positions.samples()).await?),
+            false => None,
+        };
+        let (filling, mut filled) = filling(&plan, memory, positions.samples());
+        let compute = async {
+            self.buckets.computing.set(true);
+            let computed = if positions.is_empty() {
+                filling.fill_with_zeros();
+                Ok(InBuckets::nothing())
+            } else {
+                mirror.compute_in_buckets(filling, positions, step).await
+            };
+            self.buckets.computing.set(false);
+            (computed, Instant::now())
+        };
+        let early = plan.lengths().len() - 1;
+        let sum = self.sum_early(&mut filled, early, samples);
+        let (summed, (computed, ended)) = tokio::join!(sum, compute);
+        let InBuckets {
+            mut computed,
+            complete,
+        } = match computed {
+            Ok(computed) => computed,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        let (mut vectors, times) = summed?;
+        vectors.extend(filled.next().await);
+        if vectors.len() <= early {
+            let problem = "the replica has computed a step, and has not filled all buckets";
+            return Ok(Err(StrategyError::Failed(problem.into())));
+        }
+        let hidden = times.iter().map(|(from, to)| {
+            let to = ended.min(*to);
+            to.saturating_duration_since(*from)
+        });
+        computed.waited = ended.elapsed();
+        let summed = Summed {
+            clock: step.clock,
+            plan,
+            vectors,
+            again: !complete,
+            samples,
+            hidden: hidden.sum(),
+            waited: computed.waited,
+        };
+        Ok(Ok((summed, computed)))
+    }
+
+    /// Returns the plan of a step. In the first step of a ring all gradients are in one bucket. Then the members take the order in which those
+    /// of the first rank became known: all need the same one.
+    async fn plan_buckets(
+        &self,
+        buckets: &Buckets,
+        variables: &[VariableSpec],
+        mirror: &dyn Mirror,
+    ) -> Result<Arc<BucketPlan>, Lost> {
+        let agreed = &self.buckets;
+        let steps = agreed.steps.replace(agreed.steps.get() + 1);
+        let elements: usize = buckets.one.lengths().iter().sum();
+        if steps == 0 || elements <= buckets.most {
+            return Ok(Arc::clone(&buckets.one));
+        }
+        if let Some(plan) = agreed.plan.borrow().as_ref() {
+            return Ok(Arc::clone(plan));
+        }
+        let own = match self.rank() {
+            0 => mirror.gradient_order().await?,
+            _ => Vec::new(),
+        };
+        let order = own.iter().map(|variable| *variable as f64).collect();
+        let order = self.sum_short(order).await?;
+        let mut order: Vec<usize> = order.iter().map(|variable| *variable as usize).collect();
+        if planted!(OwnOrder) {
+            order = mirror.gradient_order().await?;
+        }
+        let plan = match order.is_empty() {
+            true => Arc::clone(&buckets.one),
+            false => Arc::new(BucketPlan::in_order(variables, &order, buckets.most)),
+        };
+        // The first rank may have had no samples yet.
+        if !order.is_empty() || steps == TRIES {
+            tracing::debug!(buckets = plan.lengths().len(), "a plan of buckets");
+            *agreed.plan.borrow_mut() = Some(Arc::clone(&plan));
+        }
+        Ok(plan)
+    }
+
+    /// Adds up so many buckets, each as soon as it is full. Returns them, with the times in which each was added up. There are fewer
+    /// if the replica fails.
+    async fn sum_early(
+        &self,
+        filled: &mut Filled,
+        count: usize,
+        all_samples: Option<f64>,
+    ) -> Result<(Vec<Vec<f32>>, Vec<(Instant, Instant)>), Lost> {
+        let (mut vectors, mut times) = (Vec::new(), Vec::new());
+        while vectors.len() < count
+            && let Some(mut vector) = filled.next().await
+        {
+            let begun = Instant::now();
+            take_part(&mut vector, all_samples);
+            self.all_reduce(&mut vector).await?;
+            vectors.push(vector);
+            times.push((begun, Instant::now()));
+        }
+        Ok((vectors, times))
+    }
+
+    /// Adds up the last bucket of a step, and makes the mean of all. This member has so many samples that count.
+    async fn sum_last(&self, summed: &mut Summed, samples: u64) -> Result<Sum, Lost> {
+        let Some(last) = summed.vectors.last_mut() else {
+            return Ok(Sum::Nothing);
+        };
+        take_part(last, summed.samples);
+        // Rounded counts would not be exact.
+        let own = if summed.samples.is_some() { 0 } else { samples };
+        last.extend(counts(own, summed.again));
+        self.all_reduce(last).await?;
+        let (counted, again) = take_counts(last);
+        if again && !planted!(LeftTooEarly) {
+            // The order may be another one by now.
+            *self.buckets.plan.borrow_mut() = None;
+            return Ok(Sum::Again);
+        }
+        let Some(all) = Some(summed.samples.unwrap_or(counted)).filter(|all| *all > 0.0) else {
+            return Ok(Sum::Nothing);
+        };
+        if summed.samples.is_none() {
+            for vector in &mut summed.vectors {
+                take_part(vector, Some(all));
+            }
+        }
+        Ok(Sum::Mean)
+    }
+}
+
+/// Makes parts of the mean of gradients, if the number of all samples is known.
+fn take_part(vector: &mut [f32], all_samples: Option<f64>) {
+    if let Some(all) = all_samples.filter(|all| *all > 0.0) {
+        gradient::scale(vector, (1.0 / all) as f32);
+    }
+}
