@@ -31,8 +31,8 @@ fn start(job: &str, workers: usize, milliseconds: &str) -> Cluster {
 }
 
 /// Trains in sync mode with two workers, and in one process with twice the batch. Checks that dense variables and rows are equal.
-fn check_equality(job: impl Fn(usize) -> String, registry: &Registry) {
-    let distributed = format!("{}{}", job(16), hybrid("sync", 2));
+fn check_equality(job: impl Fn(usize) -> String, strategy: &str, registry: &Registry) {
+    let distributed = format!("{}{strategy}", job(16));
     let (summary, run) = start(&distributed, 2, "0").finish();
     assert_eq!(summary["steps"], 50);
     let run = run.path().join("run");
@@ -59,14 +59,28 @@ fn two_workers_in_sync_mode_equal_one_process_with_twice_the_batch() {
         format!("{}{policy}", tables::job(dir.path(), &more))
     };
     let registry = Registry::builtin().model::<tests::models::Factors>("factors");
-    check_equality(ratings, &registry);
+    check_equality(ratings, &hybrid("sync", 2), &registry);
 
     let clicks = |batch| {
         format!(
             "seed = 3\nbatch_size = {batch}\nsteps = 50\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 500\nfields = 5\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [16]\n[optimizer]\nname = \"adam\"\n[[tables]]\ntables = \"*\"\noptimizer = {{ name = \"row-adagrad\", learning_rate = 0.1 }}\n"
         )
     };
-    check_equality(clicks, &Registry::builtin());
+    check_equality(clicks, &hybrid("sync", 2), &Registry::builtin());
+}
+
+#[test]
+fn batches_are_normalised_together_beside_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    tables::write_ratings(dir.path());
+    let job = |batch| {
+        let more = format!("batch_size = {batch}\nsteps = 50\nepochs = 5");
+        tables::job(dir.path(), &more).replace("\"factors\"", "\"normal-factors\"")
+    };
+    let strategy = hybrid("sync", 2);
+    let strategy = strategy.replace("[cluster]", "batch_norm = \"synchronised\"\n[cluster]");
+    let registry = Registry::builtin().model::<tests::models::NormalFactors>("normal-factors");
+    check_equality(job, &strategy, &registry);
 }
 
 /// Returns a job in which each sample has a class and a row of its own.

@@ -115,6 +115,29 @@ fn synchronised_replicas_equal_one_process() {
     compare(&format!("steps = 50\n{smooth}"), 64, "", &RUNS);
 }
 
+/// candle has no momentum to compare with.
+#[test]
+fn momentum_of_two_replicas_is_that_of_one_device() {
+    let job = |batch: usize, steps: usize, strategy: &str| {
+        format!(
+            "epochs = 9\nseed = 7\nsteps = {steps}\nbatch_size = {batch}\n{RESNET}name = \"momentum\"\n{strategy}"
+        )
+    };
+    let model = |job: &str, workers| {
+        let (_, dir, _) = train(job, workers, "cpu", &[]);
+        weights(&dir.path().join("run/model.safetensors"))
+    };
+    let one_device = "[strategy]\nname = \"one-device\"\n";
+    let alone = model(&job(64, 24, one_device), 1);
+    let (_, moved) = differences(&alone, &model(&job(64, 1, one_device), 1));
+    let two = synchronised("multi-worker-mirrored", 2);
+    let (all, trained) = differences(&model(&job(32, 24, &two), 2), &alone);
+    assert!(
+        all < 1e-5 && trained < moved / 100.0,
+        "{all:.1e}, trained variables {trained:.1e} of {moved:.1e}"
+    );
+}
+
 #[test]
 fn replicas_that_normalise_by_their_own_samples_are_another_model() {
     let job = |strategy: &str| {

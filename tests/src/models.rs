@@ -318,3 +318,32 @@ impl Model for Factors {
         pass.objective.loss.of(outputs, batch)
     }
 }
+
+/// The products of factors of users and items, in a table each, normalised over the samples of a step, in a linear layer.
+#[derive(Debug)]
+pub struct NormalFactors {
+    users: Embeddings,
+    items: Embeddings,
+    norm: nn::BatchNorm,
+    line: Linear,
+}
+
+impl Model for NormalFactors {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let table = |column| Table::dim(4).sgd(0.01).column(column);
+        let config = nn::BatchNormConfig::default();
+        Ok(Self {
+            users: setup.table("users", table("user"))?,
+            items: setup.table("items", table("item"))?,
+            norm: nn::BatchNorm::new(4, config, vars.pp("norm"))?,
+            line: candle_nn::linear(4, 1, vars.pp("line"))?,
+        })
+    }
+
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        let users = self.users.lookup(batch, "user")?;
+        let products = (users * self.items.lookup(batch, "item")?)?;
+        let products = self.norm.forward(&products, pass.training)?;
+        self.line.forward(&products)?.squeeze(1)
+    }
+}

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flambeau::App;
-use tests::models::{Deep, Factors, Joint, Normal, Odd, RowVisits, Visits};
+use tests::models::{Deep, Factors, Joint, Normal, NormalFactors, Odd, RowVisits, Visits};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -13,6 +13,7 @@ fn main() -> ExitCode {
         .model::<Factors>("factors")
         .model::<Joint>("joint")
         .model::<Normal>("normal")
+        .model::<NormalFactors>("normal-factors")
         .model::<Odd>("odd")
         .model::<Deep>("deep")
         .model::<RowVisits>("row-visits")

@@ -55,8 +55,8 @@ pub enum Algorithm {
 pub const DOUBLING_BYTES: usize = 128 << 10;
 
 impl Algorithm {
-    /// Returns the faster algorithm for so many elements of so many bytes among `ranks` ranks. Between two ranks doubling
-    /// sends twice the bytes of a ring in half the rounds.
+    /// Returns the faster algorithm for so many elements of so many bytes. Doubling sends the vector `log2 n` times among `n` ranks, a
+    /// ring less than twice, but in more rounds. Between two ranks they take equally long.
     pub fn for_size(elements: usize, bytes: usize) -> Self {
         match elements.saturating_mul(bytes) <= DOUBLING_BYTES {
             true => Self::Doubling,

@@ -8,7 +8,7 @@ use candle_core::Var;
 use candle_core::backprop::GradStore;
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::job::Clip;
-use shared_proto::kernel::Kernel;
+use shared_proto::kernel::{Kernel, Simd, WithSimd};
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, WantedRows};
 
@@ -276,21 +276,35 @@ pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
 /// Returns the same as [`sum_of_squares`], and copies the numbers, each times a factor. There must be as many places.
 pub(crate) fn sum_of_squares_times(values: &[f32], factor: f32, to: &mut [f32]) -> f64 {
     debug_assert_eq!(values.len(), to.len());
-    let (chunks, rest) = values.as_chunks::<8>();
-    let (to_chunks, to_rest) = to.as_chunks_mut::<8>();
-    Kernel::best().run(|| {
+    Kernel::best().run(SquaresTimes { values, factor, to })
+}
+
+/// Copies numbers, each times a factor, and returns the sum of their squares.
+struct SquaresTimes<'a> {
+    values: &'a [f32],
+    factor: f32,
+    to: &'a mut [f32],
+}
+
+impl WithSimd for SquaresTimes<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> f64 {
+        let (chunks, rest) = self.values.as_chunks::<8>();
+        let (to_chunks, to_rest) = self.to.as_chunks_mut::<8>();
         let mut sums = [0f64; 8];
         for (chunk, to) in chunks.iter().zip(to_chunks) {
             for ((sum, value), to) in sums.iter_mut().zip(chunk).zip(to) {
                 *sum += square(value);
-                *to = value * factor;
+                *to = value * self.factor;
             }
         }
         for (value, to) in rest.iter().zip(to_rest) {
-            *to = value * factor;
+            *to = value * self.factor;
         }
         sums.into_iter().chain(rest.iter().map(square)).sum()
-    })
+    }
 }
 
 #[inline(always)]

@@ -157,7 +157,7 @@ impl Mirrored {
                 }
                 Sum::Again => {
                     self.counters.added_up_again();
-                    self.memory = summed.vectors;
+                    drop(summed);
                     gradients = whole(gradients, samples, mirror(replica)?).await?;
                 }
             }
