@@ -5,7 +5,6 @@
 //! gradient is not finite and must not count, or that a part of it left too early. It says so behind the last bucket, which all
 //! members add up, and all of them add up their whole gradients again.
 
-use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,26 +57,6 @@ impl Buckets {
             },
             one: one.into(),
         }
-    }
-}
-
-/// The buckets of a ring.
-#[derive(Default)]
-pub(super) struct Agreed {
-    /// True if all members fill buckets. Otherwise each adds up whole gradients.
-    has_buckets: Cell<bool>,
-    /// The steps that have begun in buckets.
-    steps: Cell<u64>,
-    /// The plan that all members have; none until they have an order.
-    plan: RefCell<Option<Arc<BucketPlan>>>,
-    /// True while this member's replica computes.
-    computing: Cell<bool>,
-}
-
-impl Agreed {
-    /// Returns whether this member's replica computes while buckets are added up.
-    pub(super) fn is_computing(&self) -> bool {
-        self.computing.get()
     }
 }
 
@@ -205,13 +184,13 @@ impl Ring {
     pub(super) async fn agree_on_buckets(&self, fills_buckets: bool) -> Result<(), Lost> {
         let without = f64::from(u8::from(!fills_buckets));
         let all = self.sum_short(vec![without]).await?;
-        self.buckets.has_buckets.set(all == [0.0]);
+        self.agreed.has_buckets.set(all == [0.0]);
         Ok(())
     }
 
     /// Returns whether gradients leave in buckets.
     pub(super) fn has_buckets(&self) -> bool {
-        self.buckets.has_buckets.get()
+        self.agreed.has_buckets.get()
     }
 
     async fn compute_in_buckets(
@@ -228,14 +207,14 @@ impl Ring {
         };
         let (filling, mut filled) = filling(&plan, memory, positions.samples());
         let compute = async {
-            self.buckets.computing.set(true);
+            self.agreed.computing.set(true);
             let computed = if positions.is_empty() {
                 filling.fill_with_zeros();
                 Ok(InBuckets::nothing())
             } else {
                 mirror.compute_in_buckets(filling, positions, step).await
             };
-            self.buckets.computing.set(false);
+            self.agreed.computing.set(false);
             (computed, Instant::now())
         };
         let early = plan.lengths().len() - 1;
@@ -279,7 +258,7 @@ impl Ring {
         variables: &[VariableSpec],
         mirror: &dyn Mirror,
     ) -> Result<Arc<BucketPlan>, Lost> {
-        let agreed = &self.buckets;
+        let agreed = &self.agreed;
         let steps = agreed.steps.replace(agreed.steps.get() + 1);
         let elements: usize = buckets.one.lengths().iter().sum();
         if steps == 0 || elements <= buckets.most {
@@ -344,7 +323,7 @@ impl Ring {
         let (counted, again) = take_counts(last);
         if again && !planted!(LeftTooEarly) {
             // The order may be another one by now.
-            *self.buckets.plan.borrow_mut() = None;
+            *self.agreed.plan.borrow_mut() = None;
             return Ok(Sum::Again);
         }
         let Some(all) = Some(summed.samples.unwrap_or(counted)).filter(|all| *all > 0.0) else {

@@ -3,11 +3,13 @@
 //!
 //! - `ring`: the ring, its links, and the values that its members begin with
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
-//! - `gradient`: a step's gradients as one vector; `buckets`: in several, which leave during the backward pass
+//! - `gradient`: a step's gradients as one vector; `buckets`: in several, which leave during the backward pass;
+//!   `agreed`: what the members have agreed about these
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `counters`: metrics
 
+mod agreed;
 mod buckets;
 mod checkpoints;
 mod counters;

@@ -10,7 +10,7 @@ use shared_proto::wire;
 use tokio::sync::watch;
 
 use super::Mirrored;
-use super::buckets::Agreed;
+use super::agreed::Agreed;
 use super::gradient::{self, COUNTS, Total};
 use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
@@ -23,7 +23,7 @@ pub(super) struct Ring {
     members: Vec<Task>,
     /// The newest epoch that the coordinator has named. A later one than this ring's ends it.
     newest: watch::Receiver<Epoch>,
-    pub(super) buckets: Agreed,
+    pub(super) agreed: Agreed,
 }
 
 /// The reason why a ring is over.
@@ -143,7 +143,7 @@ impl Ring {
 
     /// Returns the member from which it waits to receive, unless its own replica computes.
     pub(super) fn waiting_on(&self) -> Option<Task> {
-        if self.buckets.is_computing() {
+        if self.agreed.computing.get() {
             return None;
         }
         self.members.get(self.group.waiting_on()?).copied()
@@ -300,7 +300,7 @@ impl Mirrored {
             wire: self.wire,
             members,
             newest,
-            buckets: Agreed::default(),
+            agreed: Agreed::default(),
         })
     }
 

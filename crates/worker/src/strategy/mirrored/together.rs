@@ -19,7 +19,7 @@ impl Mirrored {
         };
         let tell = async {
             loop {
-                let computed = ring.buckets.is_computing();
+                let computed = ring.agreed.computing.get();
                 tokio::time::sleep(QUIET).await;
                 // While the replica computes, nothing waits for the others.
                 let on: Vec<Task> = match computed {
