@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Trains with two workers of multi-worker-mirrored on a network of a given rate, with gradients in one bucket and in several, in
-# turns, and prints the milliseconds of a step. Needs root and `tc`, for a network namespace.
+# turns, and prints the milliseconds of a step. Needs root and `tc`, for a network namespace, and python3.
 #
 #   cargo build --release --locked -p flambeau && scripts/measure-overlap.sh [RATE [TURNS [STEPS]]]
 #
-# RATE is that of loopback, which both directions share (2gbit); `none` limits nothing. FLAMBEAU names the program.
+# RATE limits loopback, which both directions share (2gbit by default; `none`: no limit). FLAMBEAU is the path of the program.
 set -euo pipefail
 rate=${1:-2gbit}
 turns=${2:-3}
@@ -31,7 +31,7 @@ name = "multi-worker-mirrored"
 workers = 2
 END
 
-# In a network namespace: the coordinator and two workers, which are to use their connections.
+# In a network namespace: the coordinator and two workers without shared memory, so that gradients cross the network.
 cat >"$work/train.sh" <<'END'
 set -euo pipefail
 work=$1 rate=$2 run=$3
@@ -42,6 +42,7 @@ coordinator=$!
 for port in 7002 7003; do
     "$FLAMBEAU" worker --coordinator 127.0.0.1:7070 --listen "127.0.0.1:$port" --shared-memory none >"$run-$port.log" 2>&1 &
 done
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait "$coordinator" || { cat "$run.log" >&2; exit 1; }
 wait
 END

@@ -65,7 +65,7 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::UpdatesNotShared, 0),
     (Fault::HalfAStep, 0),
     (Fault::MissingPieces, 0),
-    (Fault::OwnOrder, 0),
+    (Fault::OwnOrder, 19),
     (Fault::LeftTooEarly, 0),
     (Fault::SlotsNotTaken, 2),
     (Fault::OldSlots, 13),

@@ -24,18 +24,16 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
 
 /// Takes the gradients of variables while a backward pass runs.
 pub trait Watch {
-    /// Takes the gradient of a variable to which later parts of the pass add nothing, as far as layers of this crate use the
-    /// variable. Each variable is named at most once.
+    /// Takes the complete gradient of a variable: no later layer of this crate adds to it. A pass names each variable at most once.
     ///
     /// # Errors
     /// If it cannot take the gradient. The pass then fails.
     fn complete(&self, variable: TensorId, gradient: &Tensor) -> Result<()>;
 }
 
-/// Returns the same gradients as [`backward`], and tells `watch` those of variables as soon as they are complete. candle does not
-/// say when a gradient is complete, so only the variables that layers of this crate use on the CPU are told. If other
-/// operations use such a variable too, they add to its gradient at the end of the pass: the caller has to compare the tensor that
-/// it was told with the one that is returned.
+/// Returns the same gradients as [`backward`], and passes the gradient of each variable to `watch` once it is complete. candle does not
+/// report completion, so this covers only variables that layers of this crate use on the CPU. If candle's own operations use
+/// one of them too, the returned gradient is another tensor than `watch` took: compare their ids.
 ///
 /// # Errors
 /// candle's, or those of `watch`.
@@ -124,7 +122,7 @@ impl Watched {
         }
     }
 
-    /// Returns the next variable that is not part of `node`'s computation or of a later one. The pass has reached `node`.
+    /// Returns the next variable that neither `node` nor an operation still to come uses.
     fn next_complete(&mut self, node: &Tensor) -> Option<TensorId> {
         let reached = self.places.get(&node.id())?;
         let before = |variable: &mut TensorId| self.places.get(variable) < Some(reached);
@@ -179,7 +177,7 @@ pub(crate) fn keep(
     })
 }
 
-/// Tells the gradients that are complete when the pass reaches `node`, if they are watched.
+/// Passes the gradients that are complete at `node` to the watch, if there is one.
 fn tell_complete(node: &Tensor) -> Result<()> {
     let next = || {
         KEPT.with_borrow_mut(|kept| {
@@ -191,7 +189,7 @@ fn tell_complete(node: &Tensor) -> Result<()> {
         })
     };
     while let Some((variable, gradient, watch)) = next() {
-        // One that has none here is used by candle's own operations alone.
+        // A variable without a gradient here is used by candle's own operations alone.
         if let Some(gradient) = gradient {
             watch.complete(variable, &gradient)?;
         }

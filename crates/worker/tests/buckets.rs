@@ -179,11 +179,14 @@ async fn a_gradient_that_grows_after_it_has_left_is_noticed() {
     assert!(in_buckets(&replica, &one, 0).await.unwrap().0.complete);
     // The pass tells the weight's gradient too, but without the part of the squares.
     assert_eq!(replica.gradient_order().await.unwrap(), [bias]);
-    let expected = numbers(&whole(&other, 1).await.gradients.values);
+    let expected = whole(&other, 1).await.gradients;
+    let norm = expected.norm;
+    let expected = numbers(&expected.values);
     for (order, complete) in [([bias, bias], true), ([bias, weight], false)] {
         let plan = Arc::new(BucketPlan::in_order(variables, &order, 1));
         let (found, buckets) = in_buckets(&replica, &plan, 1).await.unwrap();
         assert_eq!(found.complete, complete);
+        assert_eq!(found.computed.gradients.norm, norm);
         let right = buckets.in_order(variables) == times_samples(&expected);
         assert_eq!(right, complete);
         let again = replica.bucketed_gradients().await.unwrap();

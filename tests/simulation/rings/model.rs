@@ -198,12 +198,12 @@ impl Mirror for Kept {
         self.compute(positions, step).await
     }
 
-    /// A worker with several devices cannot.
+    /// Returns false for an eighth of the replicas, as a worker with several devices does.
     fn fills_buckets(&self) -> bool {
         !self.chance(1).is_multiple_of(8)
     }
 
-    /// In some steps, what leaves early is not the gradient.
+    /// Fills buckets; in some steps the early gradients are wrong.
     async fn compute_in_buckets(
         &self,
         mut filling: Filling,
@@ -243,7 +243,7 @@ impl Mirror for Kept {
         Ok(gradient.into_iter().map(Elements::from).collect())
     }
 
-    /// Each replica has another order.
+    /// Returns an order that differs between replicas.
     async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
         let mut order: Vec<usize> = (0..self.description.variables.len()).collect();
         let middle = self.chance(0) as usize % order.len();

@@ -56,7 +56,7 @@ pub const DOUBLING_BYTES: usize = 128 << 10;
 
 impl Algorithm {
     /// Returns the faster algorithm for so many elements of so many bytes. Doubling sends the vector `log2 n` times among `n` ranks, a
-    /// ring less than twice, but in more rounds. Between two ranks they take equally long.
+    /// ring less than twice, but in more rounds. Between two ranks both send the same bytes.
     pub fn for_size(elements: usize, bytes: usize) -> Self {
         match elements.saturating_mul(bytes) <= DOUBLING_BYTES {
             true => Self::Doubling,

@@ -1,10 +1,10 @@
-//! Checks of a job's settings.
+//! Checks of a job's settings. `strategy` has those of its strategy.
+
+mod strategy;
 
 use std::path::PathBuf;
 
-use super::{
-    BatchNorm, Evaluations, Job, JobError, MOST_SERVERS, Mode, Strategy, StrategyName, groups,
-};
+use super::{BatchNorm, Evaluations, Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -21,13 +21,6 @@ const MAX_PREFETCH: u32 = 1024;
 
 /// The most elements of the vector of a category.
 const MAX_EMBEDDING: usize = 1 << 16;
-
-/// The most micro-batches of a batch, and the most stages of a model: the order of a step is made from both.
-const MOST_MICRO_BATCHES: u32 = 4096;
-const MOST_STAGES: u32 = 1024;
-
-/// The largest size of buckets of gradients, in MiB.
-const MOST_BUCKET: f64 = 65536.0;
 
 /// A setting's value, formatted as in a job file.
 trait Shown {
@@ -49,144 +42,6 @@ shown_as_in_the_file!(String, PathBuf, Vec<usize>, u32, u64, f32, f64);
 impl<T: Shown> Shown for Option<T> {
     fn shown(&self) -> String {
         self.as_ref().map_or("absent".to_owned(), T::shown)
-    }
-}
-
-impl Strategy {
-    /// Checks the number of steps that are computed ahead, which counts where servers apply gradients as they come.
-    fn validate_pipeline(&self) -> Result<(), JobError> {
-        let Self {
-            name,
-            mode,
-            staleness,
-            pipeline,
-            ..
-        } = *self;
-        let unused = |other, other_value, advice| JobError::Unused {
-            field: "strategy.pipeline",
-            value: pipeline.to_string(),
-            other,
-            other_value,
-            advice,
-        };
-        match (pipeline, mode) {
-            (0, _) => Ok(()),
-            (2.., _) => Err(JobError::Setting {
-                field: "strategy.pipeline",
-                value: pipeline.to_string(),
-                expected: "must be 0 or 1",
-            }),
-            _ if name != StrategyName::ParameterServer => Err(unused(
-                "strategy.name",
-                format!("{:?}", name.name()),
-                "leave it out, or use \"parameter-server\"",
-            )),
-            (_, Mode::Sync) => Err(unused(
-                "strategy.mode",
-                "\"sync\"".to_owned(),
-                "leave it out, or set the mode to \"bounded\" or \"async\"",
-            )),
-            (_, Mode::Bounded) if staleness == 0 => Err(unused(
-                "strategy.staleness",
-                staleness.to_string(),
-                "leave it out, or allow a lead of at least one step",
-            )),
-            (_, Mode::Bounded | Mode::Async) => Ok(()),
-        }
-    }
-
-    /// Checks the size of buckets, which counts where workers add up the gradients of dense variables, each with the whole model on
-    /// one device.
-    fn validate_buckets(&self) -> Result<(), JobError> {
-        let Some(mebibytes) = self.bucket_mebibytes else {
-            return Ok(());
-        };
-        let unused = |other, other_value, advice| JobError::Unused {
-            field: "strategy.bucket_mebibytes",
-            value: mebibytes.to_string(),
-            other,
-            other_value,
-            advice,
-        };
-        match self.name {
-            _ if !(mebibytes > 0.0 && mebibytes <= MOST_BUCKET) => Err(JobError::Setting {
-                field: "strategy.bucket_mebibytes",
-                value: mebibytes.to_string(),
-                expected: "must be more than 0 and at most 65536, or absent",
-            }),
-            StrategyName::MultiWorkerMirrored | StrategyName::Hybrid => {
-                match (self.optimizer_copies, self.batch_norm) {
-                    (Some(copies), _) => Err(unused(
-                        "strategy.optimizer_copies",
-                        copies.to_string(),
-                        "leave one of them out",
-                    )),
-                    (None, BatchNorm::Synchronised) => Err(unused(
-                        "strategy.batch_norm",
-                        "\"synchronised\"".to_owned(),
-                        "leave one of them out",
-                    )),
-                    (None, BatchNorm::PerReplica) => Ok(()),
-                }
-            }
-            name => Err(unused(
-                "strategy.name",
-                format!("{:?}", name.name()),
-                "leave it out, or use \"multi-worker-mirrored\" or \"hybrid\"",
-            )),
-        }
-    }
-
-    /// Checks the settings of stages, which count with `model-parallel` alone.
-    fn validate_stages(&self) -> Result<(), JobError> {
-        let schedule = self
-            .schedule
-            .map(|schedule| format!("{:?}", schedule.name()));
-        let (micro_batches, stages) = (self.micro_batches, self.stages);
-        let given = [
-            ("strategy.schedule", schedule),
-            (
-                "strategy.micro_batches",
-                micro_batches.map(|n| n.to_string()),
-            ),
-            ("strategy.stages", stages.map(|n| n.to_string())),
-        ];
-        let given = given
-            .into_iter()
-            .find_map(|(field, value)| Some((field, value?)));
-        if let (Some((field, value)), true) = (given, self.name != StrategyName::ModelParallel) {
-            return Err(JobError::Unused {
-                field,
-                value,
-                other: "strategy.name",
-                other_value: format!("{:?}", self.name.name()),
-                advice: "leave it out, or use \"model-parallel\"",
-            });
-        }
-        let check = |field, value: Option<u32>, most, expected| {
-            let fits = value.is_none_or(|value| (1..=most).contains(&value));
-            let value = value.shown();
-            match fits {
-                true => Ok(()),
-                false => Err(JobError::Setting {
-                    field,
-                    value,
-                    expected,
-                }),
-            }
-        };
-        check(
-            "strategy.micro_batches",
-            micro_batches,
-            MOST_MICRO_BATCHES,
-            "must be at least 1 and at most 4096, or absent",
-        )?;
-        check(
-            "strategy.stages",
-            stages,
-            MOST_STAGES,
-            "must be at least 1 and at most 1024, or absent",
-        )
     }
 }
 
@@ -384,28 +239,7 @@ impl Job {
             &mode.name().to_owned(),
             "must be \"sync\", or absent, for strategies without parameter servers",
         )?;
-        self.strategy.validate_buckets()?;
-        let before_leaving = [
-            ("clip_value", self.clip_value.map(|value| value.to_string())),
-            ("clip_norm", self.clip_norm.map(|norm| norm.to_string())),
-            (
-                "accumulate",
-                (self.accumulate > 1).then(|| self.accumulate.to_string()),
-            ),
-        ];
-        if let Some(mebibytes) = self.strategy.bucket_mebibytes {
-            for (other, other_value) in before_leaving {
-                if let Some(other_value) = other_value {
-                    return Err(JobError::Unused {
-                        field: "strategy.bucket_mebibytes",
-                        value: mebibytes.to_string(),
-                        other,
-                        other_value,
-                        advice: "leave one of them out",
-                    });
-                }
-            }
-        }
+        self.validate_buckets()?;
         self.strategy.validate_stages()?;
         self.strategy.validate_pipeline()?;
         let cluster = &self.cluster;

@@ -305,7 +305,7 @@ impl Mirror for DeviceReplicas {
         Ok(self.mean(computed?))
     }
 
-    /// The gradients of several replicas are added up before any of them leaves.
+    /// Only a single replica fills buckets: a worker adds up the gradients of several before it sends any.
     fn fills_buckets(&self) -> bool {
         matches!(&self.replicas[..], [one] if one.fills_buckets())
     }

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use crate::variables::{BucketPlan, sum_of_squares_times};
 
-/// Returns both ends of a step's buckets. Each gradient is multiplied by the step's samples. `memory` is used again.
+/// Returns both ends of a step's buckets. Each gradient is multiplied by the number of the step's samples. `memory` is used again.
 pub fn filling(
     plan: &Arc<BucketPlan>,
     mut memory: Vec<Vec<f32>>,
@@ -31,12 +31,12 @@ pub fn filling(
         factor: samples as f32,
         full,
     };
-    // A model may have nothing to train but tables.
+    // A model that trains only tables has one empty bucket, which is full.
     filling.send_full();
     (filling, Filled(filled))
 }
 
-/// The room for numbers that travel behind a bucket.
+/// The elements reserved behind a bucket for counts.
 const SPARE: usize = 8;
 
 /// The buckets of a step, as the replica sees them.
@@ -53,8 +53,7 @@ pub struct Filling {
     full: mpsc::Sender<Vec<f32>>,
 }
 
-/// The buckets of a step, as the strategy sees them. Buckets come in their order. If there are no more before the last one, the
-/// replica has failed.
+/// The receiving end of a step's buckets, which arrive in order. If it closes before the last one, the replica has failed.
 #[derive(Debug)]
 pub struct Filled(mpsc::Receiver<Vec<f32>>);
 
@@ -64,7 +63,7 @@ impl Filling {
         &self.plan
     }
 
-    /// Takes the gradient of a variable, which is given once. Returns the sum of its elements' squares.
+    /// Takes the gradient of a variable. This is called once for each. Returns the sum of its elements' squares.
     pub fn fill(&mut self, variable: usize, gradient: &[f32]) -> f64 {
         let (bucket, place) = self.plan.place(variable);
         if place.is_empty() {
@@ -88,7 +87,7 @@ impl Filling {
     fn send_full(&mut self) {
         while self.missing.get(self.sent) == Some(&0) {
             let vector = std::mem::take(&mut self.vectors[self.sent]);
-            // If it is not taken, the step is abandoned.
+            // If the receiver is gone, the step is abandoned.
             let _ = self.full.try_send(vector);
             self.sent += 1;
         }

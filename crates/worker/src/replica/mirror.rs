@@ -50,11 +50,12 @@ pub trait Mirror: OptimizerParts {
         step: Step,
     ) -> Result<InBuckets, ReplicaError>;
 
-    /// Returns the gradients of the newest step that was computed in buckets, as [`Replica::compute`](super::Replica::compute) does.
+    /// Returns the gradients of the newest step that was computed in buckets, as [`Replica::compute`](super::Replica::compute) does. They are
+    /// kept until the next command on the values.
     async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError>;
 
-    /// Returns the numbers of the variables of which the gradients became known before the end of the backward pass, in this order,
-    /// in the newest step that was computed in buckets.
+    /// Returns the variables whose gradients were complete before the backward pass of the newest step in buckets ended, in the order of
+    /// completion.
     async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError>;
 
     /// Returns the values and the optimizer's state; of a state that is shared out, only what each replica has.
@@ -124,7 +125,7 @@ pub trait OptimizerParts {
 pub struct InBuckets {
     /// The result, without the gradients of variables.
     pub computed: Computed,
-    /// False if the pass added something to a gradient after its bucket was full: then the buckets are wrong.
+    /// False if the pass added to a gradient that was already in its bucket; the buckets are then wrong.
     pub complete: bool,
 }
 

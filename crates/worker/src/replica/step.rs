@@ -44,7 +44,7 @@ pub struct Computed {
     pub loss: f64,
     /// The gradients to push.
     pub gradients: Gradients,
-    /// The time after the passes in which gradients were exchanged already.
+    /// The time outside of the passes in which the step waited for sums of gradients. It counts as push.
     pub waited: Duration,
 }
 

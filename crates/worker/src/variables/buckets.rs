@@ -22,9 +22,8 @@ impl BucketPlan {
         Self::in_order(variables, &[], usize::MAX)
     }
 
-    /// Returns buckets of at most so many elements, or of a single variable that has more. Their variables have the order in which
-    /// their gradients become known, then those that `order` does not name. Numbers that are no variable's, or that come again,
-    /// do not count.
+    /// Returns buckets of at most `most` elements; a larger variable has its own. Variables follow `order`, then their numbers. Unknown and
+    /// repeated numbers are ignored.
     pub fn in_order(variables: &[VariableSpec], order: &[usize], most: usize) -> Self {
         let mut plan = Self {
             places: vec![(0, 0..0); variables.len()],

@@ -22,9 +22,9 @@ use crate::variables::{Variables, VariablesError, sum_of_squares, with_elements}
 /// The newest step that was computed in buckets.
 #[derive(Default)]
 pub(super) struct Bucketed {
-    /// Its gradients, until the values change: they may have to be added up again.
+    /// Its gradients, kept until the next command on the values: the members may add them up again.
     gradients: Option<Kept>,
-    /// The variables with gradients that were known before the backward pass ended, in this order.
+    /// The variables with gradients that were complete before the pass ended, in the order of completion.
     order: Vec<usize>,
 }
 
@@ -192,7 +192,11 @@ impl Filler {
                     // Operations of candle's own may have added to it at the end.
                     whole[number] = told == Some(&gradient.id());
                     match told.filter(|_| state.filling.plan().is_early(number)) {
-                        Some(_) => complete &= whole[number],
+                        Some(_) if whole[number] => {}
+                        Some(_) => {
+                            complete = false;
+                            state.squares[number] = with_elements(gradient, sum_of_squares)?;
+                        }
                         None => state.fill(number, gradient)?,
                     }
                 }

@@ -2,8 +2,8 @@
 //! the next ones (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
 //!
 //! All but the last bucket are added up before a member has seen its whole gradient. A member may then find that its
-//! gradient is not finite and must not count, or that a part of it left too early. It says so behind the last bucket, which all
-//! members add up, and all of them add up their whole gradients again.
+//! gradient is not finite and must not count, or that a part of it left too early. It sets a flag behind the last bucket. All members see it
+//! in the sum, and add up their whole gradients again.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -19,19 +19,20 @@ use super::gradient::{self, counts, take_counts};
 use super::ring::{Lost, Ring};
 use super::{Mirrored, mirror};
 use crate::replica::{
-    Computed, Description, Filled, InBuckets, Mirror, Positions, Replica, ReplicaError, Step,
-    filling,
+    Computed, Description, Filled, Filling, InBuckets, Mirror, Positions, Replica, ReplicaError,
+    Step, filling,
 };
 use crate::strategy::StrategyError;
 use crate::variables::{BucketPlan, BucketedGradients};
 
-/// The sizes between which buckets of a job that names none are, in elements: 512 KiB and 25 MiB.
+/// The smallest and the largest size of buckets by default, in elements: 512 KiB and 25 MiB.
 const USUAL: RangeInclusive<usize> = 1 << 17..=25 << 18;
 
-/// The number of buckets of a job that names no size, unless that is outside of the usual ones.
+/// The number of buckets by default, within the sizes of [`USUAL`].
 const USUAL_BUCKETS: usize = 8;
 
-/// The step of a ring with which it gives up to ask for an order.
+/// The number of steps after which the members no longer ask the first rank for an order, and of repeated sums after which they
+/// leave gradients in one bucket.
 const TRIES: u64 = 8;
 
 /// The number of elements of a MiB.
@@ -41,7 +42,7 @@ const OF_A_MEBIBYTE: f64 = 262_144.0;
 pub(super) struct Buckets {
     /// The largest number of elements of a bucket with several variables.
     most: usize,
-    /// The plan of a step that begins without another one.
+    /// The plan of a step for which the members have agreed on none.
     one: Arc<BucketPlan>,
 }
 
@@ -73,24 +74,31 @@ pub(super) struct Summed {
     samples: Option<f64>,
     /// The time that all-reduces took while the replica computed.
     hidden: Duration,
-    /// The time that they took after it.
+    /// The time in which the step waited for sums while nothing computed.
     waited: Duration,
 }
 
 impl Summed {
-    /// Asks to add up again, because this member's gradient must not count.
+    /// Takes this member's gradient back, because it must not count. If nothing has left yet, it has zeros instead; otherwise all members
+    /// are asked to add up again.
     pub(super) fn take_back(&mut self) {
-        self.again = true;
+        match (&mut self.vectors[..], self.samples) {
+            ([one], None) => {
+                one.fill(0.0);
+                self.again = false;
+            }
+            _ => self.again = true,
+        }
     }
 
-    /// Returns the time that all-reduces have taken after the replica has computed.
+    /// Returns the time in which the step has waited for sums while nothing computed.
     pub(super) fn waited(&self) -> Duration {
         self.waited
     }
 }
 
 impl Mirrored {
-    /// Computes a step. Its buckets but the last one are added up meanwhile.
+    /// Computes a step, and meanwhile adds up all its buckets but the last.
     pub(super) async fn compute_in_buckets(
         &mut self,
         positions: Positions,
@@ -115,8 +123,8 @@ impl Mirrored {
         self.summed.take().filter(|summed| summed.clock == clock)
     }
 
-    /// Makes the mean gradient of all members. Returns none if they have no samples. The gradients are those of this member, which
-    /// count if it has samples.
+    /// Returns the mean gradient of all members; none if no member has samples. `gradients` are those of this member, which count if
+    /// `samples` is not 0.
     pub(super) async fn mean_gradient(
         &mut self,
         summed: Option<Summed>,
@@ -201,22 +209,14 @@ impl Ring {
         step: Step,
         mirror: &dyn Mirror,
     ) -> Result<Result<(Summed, Computed), StrategyError>, Lost> {
+        let asked = Instant::now();
         let samples = match self.rounds() {
             true => Some(self.all_samples(positions.samples()).await?),
             false => None,
         };
+        let asked = asked.elapsed();
         let (filling, mut filled) = filling(&plan, memory, positions.samples());
-        let compute = async {
-            self.agreed.computing.set(true);
-            let computed = if positions.is_empty() {
-                filling.fill_with_zeros();
-                Ok(InBuckets::nothing())
-            } else {
-                mirror.compute_in_buckets(filling, positions, step).await
-            };
-            self.agreed.computing.set(false);
-            (computed, Instant::now())
-        };
+        let compute = self.fill(filling, positions, step, mirror);
         let early = plan.lengths().len() - 1;
         let sum = self.sum_early(&mut filled, early, samples);
         let (summed, (computed, ended)) = tokio::join!(sum, compute);
@@ -230,14 +230,18 @@ impl Ring {
         let (mut vectors, times) = summed?;
         vectors.extend(filled.next().await);
         if vectors.len() <= early {
-            let problem = "the replica has computed a step, and has not filled all buckets";
+            let problem = format!(
+                "the replica has filled {} of {} buckets of a step; this is a fault of the program, please report it",
+                vectors.len(),
+                plan.lengths().len()
+            );
             return Ok(Err(StrategyError::Failed(problem.into())));
         }
         let hidden = times.iter().map(|(from, to)| {
             let to = ended.min(*to);
             to.saturating_duration_since(*from)
         });
-        computed.waited = ended.elapsed();
+        computed.waited = asked + ended.elapsed();
         let summed = Summed {
             clock: step.clock,
             plan,
@@ -250,8 +254,28 @@ impl Ring {
         Ok(Ok((summed, computed)))
     }
 
-    /// Returns the plan of a step. In the first step of a ring all gradients are in one bucket. Then the members take the order in which those
-    /// of the first rank became known: all need the same one.
+    /// Computes a step, and fills its buckets. Returns the time when the replica has computed, too.
+    async fn fill(
+        &self,
+        filling: Filling,
+        positions: Positions,
+        step: Step,
+        mirror: &dyn Mirror,
+    ) -> (Result<InBuckets, ReplicaError>, Instant) {
+        self.agreed.computing.set(true);
+        let computed = match positions.is_empty() {
+            true => {
+                filling.fill_with_zeros();
+                Ok(InBuckets::nothing())
+            }
+            false => mirror.compute_in_buckets(filling, positions, step).await,
+        };
+        self.agreed.computing.set(false);
+        (computed, Instant::now())
+    }
+
+    /// Returns the plan of a step. The first step of a ring has one bucket. Later all members use the order in which the gradients of the
+    /// first rank became complete.
     async fn plan_buckets(
         &self,
         buckets: &Buckets,
@@ -261,7 +285,7 @@ impl Ring {
         let agreed = &self.agreed;
         let steps = agreed.steps.replace(agreed.steps.get() + 1);
         let elements: usize = buckets.one.lengths().iter().sum();
-        if steps == 0 || elements <= buckets.most {
+        if steps == 0 || elements <= buckets.most || agreed.repeated.get() > TRIES {
             return Ok(Arc::clone(&buckets.one));
         }
         if let Some(plan) = agreed.plan.borrow().as_ref() {
@@ -281,16 +305,16 @@ impl Ring {
             true => Arc::clone(&buckets.one),
             false => Arc::new(BucketPlan::in_order(variables, &order, buckets.most)),
         };
-        // The first rank may have had no samples yet.
-        if !order.is_empty() || steps == TRIES {
+        // The first rank has no order on a GPU, or if it has had no samples yet.
+        if !order.is_empty() || steps >= TRIES {
             tracing::debug!(buckets = plan.lengths().len(), "a plan of buckets");
             *agreed.plan.borrow_mut() = Some(Arc::clone(&plan));
         }
         Ok(plan)
     }
 
-    /// Adds up so many buckets, each as soon as it is full. Returns them, with the times in which each was added up. There are fewer
-    /// if the replica fails.
+    /// Adds up `count` buckets, each as soon as it is full. Returns the sums, and the beginning and the end of each all-reduce; fewer if
+    /// the replica fails.
     async fn sum_early(
         &self,
         filled: &mut Filled,
@@ -310,7 +334,7 @@ impl Ring {
         Ok((vectors, times))
     }
 
-    /// Adds up the last bucket of a step, and makes the mean of all. This member has so many samples that count.
+    /// Adds up the last bucket of a step, and makes the mean of all buckets. `samples` is the number of this member's samples that count.
     async fn sum_last(&self, summed: &mut Summed, samples: u64) -> Result<Sum, Lost> {
         let Some(last) = summed.vectors.last_mut() else {
             return Ok(Sum::Nothing);
@@ -322,8 +346,10 @@ impl Ring {
         self.all_reduce(last).await?;
         let (counted, again) = take_counts(last);
         if again && !planted!(LeftTooEarly) {
-            // The order may be another one by now.
-            *self.agreed.plan.borrow_mut() = None;
+            // The order may have changed.
+            let agreed = &self.agreed;
+            agreed.repeated.set(agreed.repeated.get() + 1);
+            *agreed.plan.borrow_mut() = None;
             return Ok(Sum::Again);
         }
         let Some(all) = Some(summed.samples.unwrap_or(counted)).filter(|all| *all > 0.0) else {
@@ -338,7 +364,7 @@ impl Ring {
     }
 }
 
-/// Makes parts of the mean of gradients, if the number of all samples is known.
+/// Divides gradients by the number of all samples, if that is known and not 0.
 fn take_part(vector: &mut [f32], all_samples: Option<f64>) {
     if let Some(all) = all_samples.filter(|all| *all > 0.0) {
         gradient::scale(vector, (1.0 / all) as f32);

@@ -10,11 +10,11 @@ use crate::replica::{Description, Replica};
 /// The largest number of samples that is exact in the vector. A larger one is carried as a sum of two.
 const EXACT: u64 = 1 << 24;
 
-/// The numbers behind the gradients: the samples, as a multiple of [`EXACT`] and the rest; and 1 of a member that asks to add up
+/// The number of elements behind the gradients: the samples, as a multiple of [`EXACT`] and the rest, and a flag that asks to add up
 /// again.
 pub(super) const COUNTS: usize = 3;
 
-/// Returns the numbers of a member with so many samples.
+/// Returns the elements behind the gradients of a member with so many samples.
 pub(super) fn counts(samples: u64, again: bool) -> [f32; COUNTS] {
     let again = f32::from(u8::from(again));
     [(samples / EXACT) as f32, (samples % EXACT) as f32, again]

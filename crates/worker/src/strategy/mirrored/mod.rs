@@ -3,8 +3,9 @@
 //!
 //! - `ring`: the ring, its links, and the values that its members begin with
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
-//! - `gradient`: a step's gradients as one vector; `buckets`: in several, which leave during the backward pass;
-//!   `agreed`: what the members have agreed about these
+//! - `gradient`: a step's gradients as one vector
+//! - `buckets`: a step's gradients in several vectors, which leave during the backward pass
+//! - `agreed`: the agreement of a ring's members about buckets
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `counters`: metrics
@@ -174,6 +175,21 @@ impl Mirrored {
         self.shares.is_none() && self.batch_norm == BatchNorm::PerReplica && mirror.fills_buckets()
     }
 
+    /// Makes a step of a job that shares out the optimizer's state, by the gradients of so many samples.
+    async fn make_step_of_shares(
+        &mut self,
+        shares: &Shares,
+        (gradients, samples, made): (Gradients, u64, StepsMade),
+        replica: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        let mirror = mirror(replica)?;
+        let mut memory = self.memory.pop().unwrap_or_default();
+        gradient::fill(&mut memory, &gradients, samples, replica.description());
+        let make = async |ring: &Ring| ring.make_step(shares, memory, samples, made, mirror).await;
+        self.memory = vec![self.in_ring(make).await?];
+        Ok(())
+    }
+
     /// Returns the members that this one waits for.
     pub(super) fn waits(&self) -> Waits {
         Waits::always(self.waiting_on.subscribe())
@@ -242,6 +258,8 @@ impl Strategy for Mirrored {
         _: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
+        // The step before may have been abandoned.
+        self.summed = None;
         match self.batch_norm {
             BatchNorm::Synchronised => {
                 let mirror = mirror(replica)?;
@@ -288,12 +306,8 @@ impl Strategy for Mirrored {
         };
         match self.shares.clone() {
             Some(shares) => {
-                let mut memory = self.memory.pop().unwrap_or_default();
-                gradient::fill(&mut memory, &gradients, samples, replica.description());
-                let make = async |ring: &Ring| {
-                    ring.make_step(&shares, memory, samples, made, mirror).await
-                };
-                self.memory = vec![self.in_ring(make).await?];
+                let step = (gradients, samples, made);
+                self.make_step_of_shares(&shares, step, replica).await?;
                 self.counters.reduced(begun.elapsed());
             }
             None => {

@@ -141,7 +141,7 @@ impl Ring {
         self.group.ranks()
     }
 
-    /// Returns the member from which it waits to receive, unless its own replica computes.
+    /// Returns the member from which this one waits to receive; none while its own replica computes.
     pub(super) fn waiting_on(&self) -> Option<Task> {
         if self.agreed.computing.get() {
             return None;

@@ -21,7 +21,7 @@ impl Mirrored {
             loop {
                 let computed = ring.agreed.computing.get();
                 tokio::time::sleep(QUIET).await;
-                // While the replica computes, nothing waits for the others.
+                // While the replica computes, the step does not wait for other members.
                 let on: Vec<Task> = match computed {
                     true => Vec::new(),
                     false => ring.waiting_on().into_iter().collect(),

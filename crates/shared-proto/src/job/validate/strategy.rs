@@ -1,0 +1,177 @@
+//! Checks of a job's strategy.
+
+use super::Shown;
+use crate::job::{BatchNorm, Job, JobError, Mode, Strategy, StrategyName};
+
+/// The most micro-batches of a batch, and the most stages of a model: the order of a step is made from both.
+const MOST_MICRO_BATCHES: u32 = 4096;
+const MOST_STAGES: u32 = 1024;
+
+/// The largest size of buckets of gradients, in MiB.
+const MOST_BUCKET: f64 = 65536.0;
+
+impl Strategy {
+    /// Checks the number of steps that are computed ahead, which counts where servers apply gradients as they come.
+    pub(super) fn validate_pipeline(&self) -> Result<(), JobError> {
+        let Self {
+            name,
+            mode,
+            staleness,
+            pipeline,
+            ..
+        } = *self;
+        let unused = |other, other_value, advice| JobError::Unused {
+            field: "strategy.pipeline",
+            value: pipeline.to_string(),
+            other,
+            other_value,
+            advice,
+        };
+        match (pipeline, mode) {
+            (0, _) => Ok(()),
+            (2.., _) => Err(JobError::Setting {
+                field: "strategy.pipeline",
+                value: pipeline.to_string(),
+                expected: "must be 0 or 1",
+            }),
+            _ if name != StrategyName::ParameterServer => Err(unused(
+                "strategy.name",
+                format!("{:?}", name.name()),
+                "leave it out, or use \"parameter-server\"",
+            )),
+            (_, Mode::Sync) => Err(unused(
+                "strategy.mode",
+                "\"sync\"".to_owned(),
+                "leave it out, or set the mode to \"bounded\" or \"async\"",
+            )),
+            (_, Mode::Bounded) if staleness == 0 => Err(unused(
+                "strategy.staleness",
+                staleness.to_string(),
+                "leave it out, or allow a lead of at least one step",
+            )),
+            (_, Mode::Bounded | Mode::Async) => Ok(()),
+        }
+    }
+
+    /// Checks the size of buckets. It applies only where workers, each with the whole model on one device, add up dense gradients.
+    fn check_buckets(&self) -> Result<(), JobError> {
+        let Some(mebibytes) = self.bucket_mebibytes else {
+            return Ok(());
+        };
+        let unused = |other, other_value, advice| JobError::Unused {
+            field: "strategy.bucket_mebibytes",
+            value: mebibytes.to_string(),
+            other,
+            other_value,
+            advice,
+        };
+        match self.name {
+            _ if !(mebibytes > 0.0 && mebibytes <= MOST_BUCKET) => Err(JobError::Setting {
+                field: "strategy.bucket_mebibytes",
+                value: mebibytes.to_string(),
+                expected: "must be more than 0 and at most 65536, or absent",
+            }),
+            StrategyName::MultiWorkerMirrored | StrategyName::Hybrid => {
+                match (self.optimizer_copies, self.batch_norm) {
+                    (Some(copies), _) => Err(unused(
+                        "strategy.optimizer_copies",
+                        copies.to_string(),
+                        "leave one of them out",
+                    )),
+                    (None, BatchNorm::Synchronised) => Err(unused(
+                        "strategy.batch_norm",
+                        "\"synchronised\"".to_owned(),
+                        "leave one of them out",
+                    )),
+                    (None, BatchNorm::PerReplica) => Ok(()),
+                }
+            }
+            name => Err(unused(
+                "strategy.name",
+                format!("{:?}", name.name()),
+                "leave it out, or use \"multi-worker-mirrored\" or \"hybrid\"",
+            )),
+        }
+    }
+
+    /// Checks the settings of stages, which count with `model-parallel` alone.
+    pub(super) fn validate_stages(&self) -> Result<(), JobError> {
+        let schedule = self
+            .schedule
+            .map(|schedule| format!("{:?}", schedule.name()));
+        let (micro_batches, stages) = (self.micro_batches, self.stages);
+        let given = [
+            ("strategy.schedule", schedule),
+            (
+                "strategy.micro_batches",
+                micro_batches.map(|n| n.to_string()),
+            ),
+            ("strategy.stages", stages.map(|n| n.to_string())),
+        ];
+        let given = given
+            .into_iter()
+            .find_map(|(field, value)| Some((field, value?)));
+        if let (Some((field, value)), true) = (given, self.name != StrategyName::ModelParallel) {
+            return Err(JobError::Unused {
+                field,
+                value,
+                other: "strategy.name",
+                other_value: format!("{:?}", self.name.name()),
+                advice: "leave it out, or use \"model-parallel\"",
+            });
+        }
+        let check = |field, value: Option<u32>, most, expected| {
+            let fits = value.is_none_or(|value| (1..=most).contains(&value));
+            let value = value.shown();
+            match fits {
+                true => Ok(()),
+                false => Err(JobError::Setting {
+                    field,
+                    value,
+                    expected,
+                }),
+            }
+        };
+        check(
+            "strategy.micro_batches",
+            micro_batches,
+            MOST_MICRO_BATCHES,
+            "must be at least 1 and at most 4096, or absent",
+        )?;
+        check(
+            "strategy.stages",
+            stages,
+            MOST_STAGES,
+            "must be at least 1 and at most 1024, or absent",
+        )
+    }
+}
+
+impl Job {
+    /// Checks the size of buckets, beside which no setting may change gradients before they leave.
+    pub(super) fn validate_buckets(&self) -> Result<(), JobError> {
+        self.strategy.check_buckets()?;
+        let before_leaving = [
+            ("clip_value", self.clip_value.map(|value| value.to_string())),
+            ("clip_norm", self.clip_norm.map(|norm| norm.to_string())),
+            (
+                "accumulate",
+                (self.accumulate > 1).then(|| self.accumulate.to_string()),
+            ),
+        ];
+        if let Some(mebibytes) = self.strategy.bucket_mebibytes {
+            for (other, other_value) in before_leaving {
+                if let Some(other_value) = other_value {
+                    return Err(JobError::Unused {
+                        field: "strategy.bucket_mebibytes",
+                        value: mebibytes.to_string(),
+                        other,
+                        other_value,
+                        advice: "leave one of them out",
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
