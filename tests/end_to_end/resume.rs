@@ -190,6 +190,11 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         Refused("strategy.optimizer_copies"),
     ),
     (
+        "strategy.bucket_mebibytes",
+        "strategy.bucket_mebibytes=1.0",
+        Refused("strategy.bucket_mebibytes"),
+    ),
+    (
         "strategy.schedule",
         "strategy.schedule=gpipe",
         Refused("strategy.schedule"),
