@@ -64,9 +64,9 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::CopyNotAwaited, 10),
     (Fault::UpdatesNotShared, 0),
     (Fault::HalfAStep, 0),
-    (Fault::MissingPieces, 0),
+    (Fault::MissingPieces, 2),
     (Fault::OwnOrder, 19),
-    (Fault::LeftTooEarly, 0),
+    (Fault::LeftTooEarly, 6),
     (Fault::SlotsNotTaken, 2),
     (Fault::OldSlots, 13),
 ];
