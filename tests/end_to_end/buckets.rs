@@ -1,6 +1,7 @@
 //! Gradients that leave for the other workers of a ring in buckets, while the backward pass runs.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use candle_core::Device;
 use shared_proto::job::Job;
@@ -17,17 +18,12 @@ use crate::weights::{difference, largest, weights};
 const BUCKETS: &str = "bucket_mebibytes = 0.025\n[cluster]\nworkers = 3\n";
 const MLP: &str = "[model]\nname = \"mlp\"\nhidden = [256, 128]\n";
 
-fn start(job: &str, settings: &[(&str, &str)]) -> Cluster {
-    let mut cluster = Cluster::start_with(program(), job, 0, &["--after-job", "wait"]);
-    for _ in 0..3 {
-        cluster.add_worker(&[settings, &[("FLAMBEAU_AFTER_JOB", "wait")]].concat());
-    }
-    cluster
-}
-
 /// Returns the bytes of a job's weights, and the seconds of all-reduces that were hidden behind computing.
 fn trained(job: &str) -> (tempfile::TempDir, Vec<u8>, f64) {
-    let cluster = start(job, &[]);
+    let mut cluster = Cluster::start_with(program(), job, 0, &["--after-job", "wait"]);
+    for _ in 0..3 {
+        cluster.add_worker(&[("FLAMBEAU_AFTER_JOB", "wait")]);
+    }
     eventually(|| cluster.status()["phase"] == "done");
     let hidden = cluster.workers.iter();
     let hidden =
@@ -40,6 +36,16 @@ fn trained(job: &str) -> (tempfile::TempDir, Vec<u8>, f64) {
     (dir, model, hidden)
 }
 
+/// Compares the weights of a run with those of one process with a batch of 48.
+fn check_equality(dir: &Path, of_job: &str) {
+    let together = weights(&dir.join("run/model.safetensors"));
+    let job = Job::from_toml(&format!("batch_size = 48\n{of_job}")).unwrap();
+    let alone = dir.join("alone.safetensors");
+    local::train(&job, &Registry::builtin(), &Device::Cpu, Some(&alone)).unwrap();
+    let difference = difference(&together, &weights(&alone));
+    assert!(difference < 1e-5, "{of_job}: {difference}");
+}
+
 #[test]
 fn three_workers_with_buckets_equal_one_process() {
     for settings in [
@@ -50,12 +56,7 @@ fn three_workers_with_buckets_equal_one_process() {
         let job = format!("batch_size = 16\n{of_job}{MIRRORED}{BUCKETS}");
         let (dir, model, hidden) = trained(&job);
         assert!(hidden > 0.0, "no bucket has left before the end of a pass");
-        let together = weights(&dir.path().join("run/model.safetensors"));
-        let job_alone = Job::from_toml(&format!("batch_size = 48\n{of_job}")).unwrap();
-        let alone = dir.path().join("alone.safetensors");
-        local::train(&job_alone, &Registry::builtin(), &Device::Cpu, Some(&alone)).unwrap();
-        let difference = difference(&together, &weights(&alone));
-        assert!(difference < 1e-5, "{settings}: {difference}");
+        check_equality(dir.path(), &of_job);
         assert!(trained(&job).1 == model, "a repeated run has other bits");
     }
 }
@@ -70,12 +71,7 @@ fn a_ring_with_a_worker_of_several_devices_adds_up_whole_gradients() {
     }
     let (summary, dir) = cluster.finish();
     assert_eq!(summary["steps"], 30);
-    let together = weights(&dir.path().join("run/model.safetensors"));
-    let job_alone = Job::from_toml(&format!("batch_size = 48\n{of_job}")).unwrap();
-    let alone = dir.path().join("alone.safetensors");
-    local::train(&job_alone, &Registry::builtin(), &Device::Cpu, Some(&alone)).unwrap();
-    let difference = difference(&together, &weights(&alone));
-    assert!(difference < 1e-5, "{difference}");
+    check_equality(dir.path(), &of_job);
 }
 
 #[test]

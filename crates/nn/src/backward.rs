@@ -106,7 +106,7 @@ struct Watched {
     watch: Rc<dyn Watch>,
     /// The place of each tensor in the pass: one comes after all tensors that were computed from it.
     places: HashMap<TensorId, usize>,
-    /// The variables whose gradients are not complete yet, the next one last.
+    /// The variables that lack a complete gradient, the next one last.
     variables: Vec<TensorId>,
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn keep(
     arg: &Tensor,
     gradient: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
-    tell_complete(node)?;
+    report_complete(node)?;
     if !arg.track_op() {
         return Ok(None);
     }
@@ -178,7 +178,7 @@ pub(crate) fn keep(
 }
 
 /// Passes the gradients that are complete at `node` to the watch, if there is one.
-fn tell_complete(node: &Tensor) -> Result<()> {
+fn report_complete(node: &Tensor) -> Result<()> {
     let next = || {
         KEPT.with_borrow_mut(|kept| {
             let kept = kept.as_mut()?;

@@ -45,7 +45,7 @@ pub struct Filling {
     plan: Arc<BucketPlan>,
     /// The vector of each bucket that is not sent yet.
     vectors: Vec<Vec<f32>>,
-    /// The number of variables whose gradients are missing in each bucket.
+    /// The number of gradients that each bucket lacks.
     missing: Vec<usize>,
     /// The number of buckets that were sent.
     sent: usize,

@@ -54,8 +54,8 @@ pub trait Mirror: OptimizerParts {
     /// kept until the next command on the values.
     async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError>;
 
-    /// Returns the variables whose gradients were complete before the backward pass of the newest step in buckets ended, in the order of
-    /// completion.
+    /// Returns the variables with gradients that were complete before the backward pass ended, in the order of completion. They are
+    /// those of the newest step that was computed in buckets.
     async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError>;
 
     /// Returns the values and the optimizer's state; of a state that is shared out, only what each replica has.

@@ -1,4 +1,4 @@
-//! The pass of a training step whose gradients leave in buckets.
+//! The passes of a training step with gradients that leave in buckets.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -123,15 +123,15 @@ struct State {
     filling: Filling,
     /// The sum of the squares of each variable's gradient.
     squares: Vec<f64>,
-    /// The gradients that the pass has told, in order.
-    told: Vec<(usize, TensorId)>,
+    /// The gradients that the pass has reported, in order.
+    reported: Vec<(usize, TensorId)>,
 }
 
 /// The outcome of a step in buckets.
 struct Outcome {
     /// The sum of the squares of all gradients.
     squares: f64,
-    /// The variables with gradients that did not change after they were told, in the order of the pass.
+    /// The variables with gradients that did not change after they were reported, in the order of the pass.
     order: Vec<usize>,
     /// True if all gradients in the buckets are whole.
     complete: bool,
@@ -144,7 +144,7 @@ impl Watch for Filler {
             return Ok(());
         };
         let state = &mut *self.state.borrow_mut();
-        state.told.push((number, gradient.id()));
+        state.reported.push((number, gradient.id()));
         if state.filling.plan().is_early(number) {
             state.fill(number, gradient)?;
         }
@@ -162,7 +162,7 @@ impl Filler {
             state: RefCell::new(State {
                 filling,
                 squares: vec![0.0; numbers.len()],
-                told: Vec::new(),
+                reported: Vec::new(),
             }),
             numbers,
         }
@@ -176,7 +176,7 @@ impl Filler {
         changes: &BTreeMap<usize, Vec<f32>>,
     ) -> Result<Outcome, VariablesError> {
         let state = &mut *self.state.borrow_mut();
-        let told: BTreeMap<usize, TensorId> = state.told.iter().copied().collect();
+        let reported: BTreeMap<usize, TensorId> = state.reported.iter().copied().collect();
         let mut whole = vec![false; variables.each().count()];
         let mut complete = true;
         for (number, (spec, var, _)) in variables.each().enumerate() {
@@ -188,10 +188,10 @@ impl Filler {
                 }
                 VariableKind::Trained => {
                     let gradient = gradient_of(store, spec, var)?;
-                    let told = told.get(&number);
+                    let reported = reported.get(&number);
                     // Operations of candle's own may have added to it at the end.
-                    whole[number] = told == Some(&gradient.id());
-                    match told.filter(|_| state.filling.plan().is_early(number)) {
+                    whole[number] = reported == Some(&gradient.id());
+                    match reported.filter(|_| state.filling.plan().is_early(number)) {
                         Some(_) if whole[number] => {}
                         Some(_) => {
                             complete = false;
@@ -202,7 +202,7 @@ impl Filler {
                 }
             }
         }
-        let order = state.told.iter().map(|(number, _)| *number);
+        let order = state.reported.iter().map(|(number, _)| *number);
         Ok(Outcome {
             squares: state.squares.iter().sum(),
             order: order.filter(|number| whole[*number]).collect(),

@@ -12,7 +12,7 @@ pub(super) struct Agreed {
     pub(super) has_buckets: Cell<bool>,
     /// The number of steps that have begun in buckets.
     pub(super) steps: Cell<u64>,
-    /// The number of steps whose gradients were added up again.
+    /// The number of steps with gradients that were added up again.
     pub(super) repeated: Cell<u64>,
     /// The plan that all members have; none until they have an order.
     pub(super) plan: RefCell<Option<Arc<BucketPlan>>>,

@@ -70,7 +70,7 @@ impl RingCounters {
         self.hidden.record(took);
     }
 
-    /// Counts a step whose gradients are added up again.
+    /// Counts a step with gradients that are added up again.
     pub(super) fn added_up_again(&self) {
         self.again.increment(1);
     }
