@@ -48,6 +48,7 @@ mod replicas;
 mod simd;
 mod softmax;
 mod storage;
+mod windows;
 
 pub use activation::{Activation, add_relu, gelu, relu, relu6};
 pub use attention::Attention;

@@ -6,6 +6,7 @@ use pulp::Arch;
 use crate::operation::{Function, apply};
 use crate::simd::{Element, Sum};
 use crate::storage::computed_here;
+use crate::windows::Windows;
 
 /// The windows of a pooling: as many rows as columns, a step, and a border around the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,30 +167,12 @@ impl Pool {
             stride,
             padding,
         } = self.windows;
-        let (samples, channels, _, _) = inputs.dims4()?;
         let (rows, columns) = self.output;
-        // A single window has no next one, and its stride may be much larger than the picture.
-        let step = |outputs| if outputs == 1 { 1 } else { stride };
-        let (down, right) = (step(rows), step(columns));
-        let mut padded = inputs.clone();
-        for (dim, steps) in [(2, rows * down), (3, columns * right)] {
-            // A whole number of steps for each place in the window.
-            let after = (steps + kernel).saturating_sub(padded.dim(dim)? + padding);
-            padded = bordered(&padded, dim, padding, after, border)?;
-        }
-        // Returns the values of all windows at one place in the window.
-        let values = |row, column| {
-            padded
-                .narrow(2, row, rows * down)?
-                .narrow(3, column, columns * right)?
-                .reshape((samples, channels, rows, down, columns, right))?
-                .narrow(3, 0, 1)?
-                .narrow(5, 0, 1)?
-                .reshape((samples, channels, rows, columns))
-        };
-        let mut result = values(0, 0)?;
+        let frame = (stride, padding, border);
+        let windows = Windows::of(inputs, [rows, columns], [kernel; 2], frame)?;
+        let mut result = windows.at(0, 0)?;
         for place in 1..kernel * kernel {
-            result = join(&result, &values(place / kernel, place % kernel)?)?;
+            result = join(&result, &windows.at(place / kernel, place % kernel)?)?;
         }
         Ok(result)
     }
@@ -329,16 +312,6 @@ fn give_to_largest<T: Element>(inputs: &[T], result: &[T], gradient: &[T], of_in
         below[0] = give(largest[2] & !largest[1] & !largest[0]);
         below[1] = give(!largest[2] & !largest[1] & !largest[0]);
     }
-}
-
-/// Adds rows or columns of a value before and after pictures.
-fn bordered(x: &Tensor, dim: usize, before: usize, after: usize, value: f64) -> Result<Tensor> {
-    let border = |count| {
-        let mut shape = x.dims().to_vec();
-        shape[dim] = count;
-        Tensor::full(value, shape, x.device())?.to_dtype(x.dtype())
-    };
-    Tensor::cat(&[&border(before)?, x, &border(after)?], dim)
 }
 
 /// The mean of each picture of `size` pixels.

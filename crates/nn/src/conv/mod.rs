@@ -1,6 +1,7 @@
 //! Convolutions over pictures.
 
 mod axis;
+mod elsewhere;
 mod geometry;
 mod kernel;
 mod lines;
@@ -93,8 +94,8 @@ impl Conv2d {
 /// `[outputs, channels / groups, rows, columns]`, plus a bias of shape `[outputs]`.
 ///
 /// This crate computes it if all tensors are on the CPU and have the same type: `f32`, `f64`, `bf16` or `f16`. It
-/// converts the last two to `f32`, and the result back. Otherwise candle computes it, with the algorithm that the configuration names for cuDNN. candle's gradient fails for
-/// some pictures that are not square, if the stride is not 1. If inputs or weight have no elements, the result is the
+/// converts the last two to `f32`, and the result back. Otherwise candle's operations compute it, with the algorithm that the configuration names
+/// for cuDNN. With several groups of more than one channel, candle's gradient fails for some pictures that are not square, if the stride is not 1. If inputs or weight have no elements, the result is the
 /// bias, and only the bias has a gradient.
 ///
 /// # Errors
@@ -184,6 +185,9 @@ fn apply(
     }
     let sum = match empty {
         true => Tensor::zeros(geometry.result(), inputs.dtype(), inputs.device())?,
+        false if config.groups == 1 || (geometry.inputs, geometry.outputs) == (1, 1) => {
+            elsewhere::conv2d(inputs, weight, config)?
+        }
         false => inputs.conv2d_with_algo(
             weight,
             config.padding,
@@ -199,7 +203,12 @@ fn apply(
 /// Adds the bias to a convolution, and returns the activation of the result.
 fn finish(sum: Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let sum = match bias {
-        Some(bias) => sum.broadcast_add(&bias.reshape((1, (), 1, 1))?)?,
+        Some(bias) => {
+            // In two steps, so that a GPU has enough sums to compute at a time in the backward pass.
+            let (samples, channels, _, _) = sum.dims4()?;
+            let bias = bias.reshape((1, channels, 1, 1))?;
+            sum.broadcast_add(&bias.broadcast_as((samples, channels, 1, 1))?)?
+        }
         None => sum,
     };
     activate(&sum, activation)

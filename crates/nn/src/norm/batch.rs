@@ -204,9 +204,10 @@ impl BatchNorm {
     fn train_elsewhere(&self, inputs: &Tensor, size: usize) -> Result<(Tensor, RunningStatistics)> {
         let rows = inputs.reshape(((), self.channels(), size))?;
         let count = rows.dim(0)? * size;
-        let mean = rows.mean((0, 2))?;
-        let centered = rows.broadcast_sub(&mean.reshape((1, (), 1))?)?;
-        let variance = centered.sqr()?.mean((0, 2))?;
+        // In two steps, so that a GPU has enough sums to compute at a time.
+        let mean = rows.mean(2)?.mean(0)?;
+        let centered = rows.broadcast_sub(&of_channels(&mean, &rows)?)?;
+        let variance = centered.sqr()?.mean(2)?.mean(0)?;
         let (mean, variance, elements) = match share() {
             Some(share) => Joint::differentiable(share, &mean, &variance, count)?,
             None => (mean, variance, count as f64),
@@ -229,7 +230,7 @@ impl BatchNorm {
     ) -> Result<Tensor> {
         let channel = |tensor: &Tensor| {
             let there = tensor.to_dtype(like.dtype())?.to_device(like.device())?;
-            there.reshape((1, (), 1))
+            of_channels(&there, rows)
         };
         let deviation = (channel(variance)? + self.config.eps)?.sqrt()?;
         let normal = rows
@@ -241,6 +242,14 @@ impl BatchNorm {
             .activation
             .elsewhere(&result.reshape(like.shape())?)
     }
+}
+
+/// Returns numbers of channels for each sample of `rows`, of shape `[samples, channels, 1]`. The backward pass of their operations with the rows
+/// then has two steps, so that a GPU has enough sums to compute at a time.
+fn of_channels(numbers: &Tensor, rows: &Tensor) -> Result<Tensor> {
+    let (samples, channels, _) = rows.dims3()?;
+    let numbers = numbers.reshape((1, channels, 1))?;
+    numbers.broadcast_as((samples, channels, 1))
 }
 
 /// Returns the factor from the biased to the unbiased variance of a number of elements.
