@@ -2,6 +2,10 @@
 # Builds `flambeau` for NVIDIA GPUs on a machine that needs neither a GPU nor a CUDA toolkit: the
 # toolkit is put together from wheels on PyPI. docs/cuda.md tells more.
 #
+#   scripts/build-cuda.sh           the program
+#   scripts/build-cuda.sh nccl      the same, in which the GPUs of a worker add up gradients by NCCL
+#   scripts/build-cuda.sh tests     the tests that need a GPU too
+#
 # Settings, all from the environment:
 #   CUDA_HOME               a toolkit of your own; where it has bin/nvcc, no wheels are installed
 #   FLAMBEAU_CUDA_TOOLKIT   where the wheels go; default target/cuda-toolkit
@@ -20,6 +24,7 @@ wheels=(
     nvidia-curand==10.4.0.35
     nvidia-cublas==13.1.0.3
 )
+nccl_wheel=nvidia-nccl-cu13==2.28.9
 wheels_cuda_version=13000 # as cudarc's build script wants it
 
 say() { printf 'build-cuda: %s\n' "$*"; }
@@ -39,6 +44,19 @@ install_wheels() {
     python3 -m pip install --no-deps --no-compile --only-binary :all: --upgrade \
         --target "$toolkit" "${wheels[@]}"
     printf '%s\n' "$wanted" >"$stamp"
+}
+
+# NCCL is a wheel of its own, in a folder of its own: pip adds nothing to one that is there.
+install_nccl() {
+    local folder="$toolkit/${nccl_wheel//==/-}"
+    local library="$folder/nvidia/nccl/lib/libnccl.so.2"
+    if [[ ! -f $library ]]; then
+        say "installing $nccl_wheel from PyPI into $toolkit"
+        python3 -m pip install --no-deps --no-compile --only-binary :all: \
+            --target "$folder" "$nccl_wheel"
+    fi
+    ln -sfn "$library" "$CUDA_HOME/lib/libnccl.so"
+    ln -sfn "$library" "$CUDA_HOME/lib/libnccl.so.2"
 }
 
 # The wheels hold libX.so.N alone; the linker looks for libX.so, some tools for lib64.
@@ -75,6 +93,16 @@ print(pathlib.Path(manifests[0]).parent / "src/driver/sys/mod.rs")')
     say "made a libcuda to link with, of $(wc -l <"$stubs/libcuda.c") functions"
 }
 
+features=cuda
+tests=
+for argument in "$@"; do
+    case $argument in
+    nccl) features=nccl ;;
+    tests) tests=yes ;;
+    *) fail "$argument is unknown; nccl and tests are known" ;;
+    esac
+done
+
 need cargo "install Rust"
 need cc "install a C compiler; cargo links with it"
 [[ -n ${NVCC_CCBIN:-} ]] || need g++ "install a C++ compiler; nvcc works with it"
@@ -99,6 +127,7 @@ else
     mkdir -p "$toolkit"
     install_wheels
     link_libraries
+    [[ $features != nccl ]] || install_nccl
     make_stub
 fi
 
@@ -109,7 +138,11 @@ export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90}
 export CUDAFORGE_THREADS=${CUDAFORGE_THREADS:-$(nproc)}
 
 say "building for compute capability $CUDA_COMPUTE_CAP with $CUDAFORGE_THREADS nvcc at once"
-cargo build --release --locked -p flambeau --features cuda --target-dir target/cuda
+cargo build --release --locked -p flambeau --features "$features" --target-dir target/cuda
+if [[ -n $tests ]]; then
+    cargo test --release --locked -p flambeau-worker --features "$features" --lib --test cuda --no-run \
+        --target-dir target/cuda
+fi
 
 binary=target/cuda/release/flambeau
 say "built $binary, $(du -h "$binary" | cut -f1)"

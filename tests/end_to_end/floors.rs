@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 14] = [
+const FLOORS: [(&str, &[&str]); 15] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
@@ -12,6 +12,7 @@ const FLOORS: [(&str, &[&str]); 14] = [
     ("optimizer", &["shared-proto"]),
     ("table", &["shared-proto", "optimizer"]),
     ("nn", &[]),
+    ("gpu-memory", &[]),
     ("ps-client", &["shared-proto", "fuzz-input"]),
     (
         "ps-server",
@@ -38,6 +39,7 @@ const FLOORS: [(&str, &[&str]); 14] = [
             "storage",
             "checkpoint",
             "daemon",
+            "gpu-memory",
             "nn",
             "table",
             "ps-client",

@@ -195,6 +195,11 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         Refused("strategy.bucket_mebibytes"),
     ),
     (
+        "strategy.cross_device",
+        "strategy.cross_device=host",
+        Refused("strategy.cross_device"),
+    ),
+    (
         "strategy.schedule",
         "strategy.schedule=gpipe",
         Refused("strategy.schedule"),

@@ -6,7 +6,7 @@ use crate::program;
 
 #[test]
 fn what_is_wrong_is_found_before_anything_is_made() {
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["--model", "nope"], "there is no model \"nope\""),
         (&["--data", "nope"], "there is no data source \"nope\""),
         (
@@ -15,6 +15,11 @@ fn what_is_wrong_is_found_before_anything_is_made() {
         ),
         (&["--device", "cuda:7"], "cuda:7 cannot be used"),
         (&["--device", "gpu"], "\"gpu\" is no device"),
+        (&["--device", "cuda:0@8"], "\"8\" is no limit of memory"),
+        (
+            &["--device", "cpu@8GiB"],
+            "\"cpu@8GiB\" limits the memory of the CPU",
+        ),
         (
             &["--data", "mnist", "--data-dir", "/nowhere"],
             "/nowhere has no train-images-idx3-ubyte",

@@ -73,7 +73,7 @@ pub(crate) fn search(
 ) -> Result<LearningRateCurve, CommandError> {
     range.validate()?;
     job.validate()?;
-    let devices = devices.parse::<Choices>()?.open()?;
+    let devices = devices.parse::<Choices>()?.open_to_train()?;
     block_on(async { Ok(find_learning_rate(job, registry, &devices, range).await?) })
 }
 

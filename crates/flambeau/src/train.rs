@@ -19,6 +19,7 @@ use clap::Args;
 use coordinator::read_job;
 use ps_server::RowSettings;
 use shared_proto::job::{Job, run_dir};
+use worker::device::{Choices, DeviceError, MemoryLimit};
 use worker::registry::Registry;
 use worker::replica::DeviceReplicas;
 
@@ -60,6 +61,10 @@ pub(crate) struct Options {
         default_value = "auto"
     )]
     pub(crate) device: String,
+    /// The most memory that the tensors of each worker may take of each GPU: 8GiB or 512MiB, and with /reserved behind it all of it at
+    /// once. A device may have a limit of its own, as in cuda:0@8GiB.
+    #[arg(long, env = "FLAMBEAU_DEVICE_MEMORY_LIMIT", value_name = "SIZE")]
+    pub(crate) device_memory_limit: Option<MemoryLimit>,
     /// No progress bars.
     #[arg(long)]
     pub(crate) quiet: bool,
@@ -84,11 +89,20 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// Returns the devices of each worker, with their limits of memory.
+    fn devices(&self) -> Result<Choices, DeviceError> {
+        let devices: Choices = self.device.parse()?;
+        Ok(devices.limited(self.device_memory_limit))
+    }
+
     /// Returns the options that a run which goes on from this one's checkpoint should have, too.
     fn flags(&self) -> Vec<OsString> {
         let mut options = self.row_settings.flags();
         if self.device != "auto" {
             options.extend(["--device".into(), (&self.device).into()]);
+        }
+        if let Some(limit) = self.device_memory_limit {
+            options.push(format!("--device-memory-limit={limit}").into());
         }
         if self.lookups {
             options.push("--lookups".into());
@@ -119,13 +133,15 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         // The run that goes on keeps its records.
         job.run_dir = Some(next_dir(run));
     }
-    check(&job, registry, &arguments.device)?;
+    let devices = arguments.devices()?;
+    check(&job, registry, &devices)?;
+    let devices = devices.to_string();
     let restore = restore.as_deref();
     let checkpoint = job.checkpoint.clone();
     let plan = Plan {
         roles: Roles::Processes,
         workers: 0,
-        device: &arguments.device,
+        device: &devices,
         transport: Transport::Unix,
         restore,
         secure: arguments.secure,
@@ -163,8 +179,8 @@ fn are_same(one: &Path, other: &Path) -> bool {
 ///
 /// # Errors
 /// The error that the worker would end with.
-fn check(job: &Job, registry: &Registry, device: &str) -> Result<(), CommandError> {
-    let devices = device.parse::<worker::device::Choices>()?.open()?;
+fn check(job: &Job, registry: &Registry, devices: &Choices) -> Result<(), CommandError> {
+    let devices = devices.open()?;
     let job = Arc::new(job.clone());
     let replica = DeviceReplicas::start(&job, registry, &devices);
     block_on(async { Ok(replica.await?) })?;

@@ -13,6 +13,7 @@ use crate::{Part, Rule, Slots, Update, rule};
 /// The way in which updates change a variable: a rule, and the learning rate of each update. A moving average of each weight,
 /// if the job asks for it, has a slot behind those of the rule.
 pub struct VariableRule {
+    optimizer: Optimizer,
     rule: Box<dyn Rule>,
     /// The share of the moving average that remains in an update.
     ema_decay: Option<f32>,
@@ -51,6 +52,7 @@ impl VariableRule {
             schedule,
             total_updates,
             lowest_rate: variable.kind.is_optimized().then(|| lowest_rate(job)),
+            optimizer,
         }
     }
 
@@ -62,14 +64,32 @@ impl VariableRule {
             learning_rate,
             weight_decay: 0.0,
         };
+        let optimizer = Optimizer::Sgd(whole);
         Self {
-            rule: rule(&Optimizer::Sgd(whole)),
+            rule: rule(&optimizer),
+            optimizer,
             ema_decay: None,
             learning_rate,
             schedule: job.schedule.clone(),
             total_updates,
             lowest_rate: Some(lowest_rate(job)),
         }
+    }
+
+    /// Returns the optimizer. Its learning rate is that of an update without a schedule.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// Returns the share of the moving average that remains in an update, if averages are kept.
+    pub fn ema_decay(&self) -> Option<f32> {
+        self.ema_decay
+    }
+
+    /// Returns whether another rule of the same job makes the same updates.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let settings = |rule: &Self| (rule.ema_decay, rule.lowest_rate);
+        self.optimizer == other.optimizer && settings(self) == settings(other)
     }
 
     /// Returns the slots of each element.

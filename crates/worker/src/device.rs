@@ -1,9 +1,13 @@
 //! The device on which candle computes.
 //!
 //! - `found`: the devices of this machine
+//! - `memory`: the memory that a process may take of each GPU
 
 mod found;
+mod memory;
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::str::FromStr;
 
 use candle_core::{Device, DeviceLocation};
@@ -11,6 +15,7 @@ use candle_core::{Device, DeviceLocation};
 use crate::candle_error::plain;
 
 pub use found::{Cpu, Found, Gpu, GpuState, Gpus, find};
+pub use memory::MemoryLimit;
 
 /// The requested device: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +33,9 @@ pub enum Choice {
 #[non_exhaustive]
 pub enum DeviceError {
     /// The text names no device.
-    #[error("{0:?} is no device; expected auto, cpu or cuda:N")]
+    #[error(
+        "{0:?} is no device; expected auto, cpu or cuda:N, and for several devices cuda:N@SIZE where memory is limited"
+    )]
     Unknown(String),
     /// The GPU does not answer, or this program was not built for it.
     #[error(
@@ -40,6 +47,24 @@ pub enum DeviceError {
         index: usize,
         /// candle's error.
         source: candle_core::Error,
+    },
+    /// The text is no limit of memory.
+    #[error(
+        "{0:?} is no limit of memory; expected a size such as 8GiB or 512MiB, or 8GiB/reserved to take it at once"
+    )]
+    Size(String),
+    /// The device has no memory of its own.
+    #[error(
+        "{0:?} limits the memory of the CPU; limit that of the process instead, and leave this one out"
+    )]
+    Unlimited(String),
+    /// The memory of a GPU cannot be limited like this.
+    #[error("the memory of cuda:{index} cannot be limited: {problem}")]
+    Limit {
+        /// The GPU's number.
+        index: usize,
+        /// The problem.
+        problem: String,
     },
 }
 
@@ -59,17 +84,99 @@ impl FromStr for Choice {
     }
 }
 
-/// The requested devices of a worker, at least one.
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// The requested devices of a worker, at least one. A GPU may have a limit of its memory, as in `cuda:0@8GiB`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choices(Vec<Choice>);
+pub struct Choices(Vec<Requested>);
+
+/// A requested device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Requested {
+    choice: Choice,
+    limit: Option<MemoryLimit>,
+}
 
 impl Choices {
     /// Opens the devices.
     ///
     /// # Errors
-    /// As [`open`].
+    /// As [`open`], or [`DeviceError::Limit`] if a GPU is named with a limit and without.
     pub fn open(&self) -> Result<Vec<Device>, DeviceError> {
-        self.0.iter().map(|choice| open(*choice)).collect()
+        let devices = self.0.iter().map(|one| open(one.choice));
+        let devices: Vec<Device> = devices.collect::<Result<_, _>>()?;
+        self.limits(&devices)?;
+        Ok(devices)
+    }
+
+    /// Opens the devices for a process that trains: limits apply to it, and memory that is free again stays with it. If a GPU is named several
+    /// times, its tensors may take the sum of its limits.
+    ///
+    /// # Errors
+    /// As [`Self::open`], or [`DeviceError::Limit`] if the process has another limit already, or the driver refuses it.
+    pub fn open_to_train(&self) -> Result<Vec<Device>, DeviceError> {
+        let devices = self.open()?;
+        let limits = self.limits(&devices)?;
+        if limits.is_empty() {
+            return Ok(devices);
+        }
+        for (index, limit) in limits {
+            memory::apply(index, limit)?;
+        }
+        // The first ones have allocated without limits.
+        let limited = self.open()?;
+        drop(devices);
+        Ok(limited)
+    }
+
+    /// Returns the limit of each GPU among the opened devices.
+    fn limits(
+        &self,
+        devices: &[Device],
+    ) -> Result<BTreeMap<usize, Option<MemoryLimit>>, DeviceError> {
+        let mut limits: BTreeMap<usize, Option<MemoryLimit>> = BTreeMap::new();
+        for (one, device) in self.0.iter().zip(devices) {
+            let DeviceLocation::Cuda { gpu_id: index } = device.location() else {
+                continue;
+            };
+            let limit = match (limits.get(&index), one.limit) {
+                (None, limit) => limit,
+                (Some(Some(before)), Some(limit)) => Some(before.plus(limit)),
+                (Some(None), None) => None,
+                (Some(_), _) => {
+                    let problem = "it is named with a limit and without; give each one a limit";
+                    return Err(DeviceError::Limit {
+                        index,
+                        problem: problem.to_owned(),
+                    });
+                }
+            };
+            limits.insert(index, limit);
+        }
+        Ok(limits)
+    }
+
+    /// Returns the devices, with this limit for each that has none and may be a GPU.
+    #[must_use]
+    pub fn limited(mut self, limit: Option<MemoryLimit>) -> Self {
+        let may_be_gpus = self.0.iter_mut().filter(|one| one.choice != Choice::Cpu);
+        for one in may_be_gpus {
+            one.limit = one.limit.or(limit);
+        }
+        self
+    }
+
+    /// Returns the first device.
+    pub fn first(&self) -> Choice {
+        self.0.first().map_or(Choice::Auto, |one| one.choice)
     }
 }
 
@@ -77,8 +184,30 @@ impl FromStr for Choices {
     type Err = DeviceError;
 
     fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let choices = text.split(',').map(|choice| choice.trim().parse());
-        choices.collect::<Result<_, _>>().map(Self)
+        let one = |text: &str| {
+            let (choice, limit) = match text.split_once('@') {
+                Some((choice, limit)) => (choice.trim().parse()?, Some(limit.trim().parse()?)),
+                None => (text.trim().parse()?, None),
+            };
+            match (choice, limit) {
+                (Choice::Cpu, Some(_)) => Err(DeviceError::Unlimited(text.to_owned())),
+                _ => Ok(Requested { choice, limit }),
+            }
+        };
+        text.split(',').map(one).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Choices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, one) in self.0.iter().enumerate() {
+            let separator = if number > 0 { "," } else { "" };
+            write!(f, "{separator}{}", one.choice)?;
+            if let Some(limit) = one.limit {
+                write!(f, "@{limit}")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -124,10 +253,14 @@ mod tests {
 
     #[test]
     fn devices_are_read_and_others_refused() {
-        let several: Choices = "cuda:0, cuda:1,cpu".parse().unwrap();
-        let expected = vec![Choice::Cuda(0), Choice::Cuda(1), Choice::Cpu];
-        assert_eq!(several, Choices(expected));
-        assert!("cpu,".parse::<Choices>().is_err());
+        let several: Choices = "cuda:0, cuda:1@8GiB,cpu".parse().unwrap();
+        assert_eq!(several.to_string(), "cuda:0,cuda:1@8GiB,cpu");
+        let limit = "512MiB/reserved".parse().ok();
+        let limited = several.limited(limit).to_string();
+        assert_eq!(limited, "cuda:0@512MiB/reserved,cuda:1@8GiB,cpu");
+        for wrong in ["cpu,", "cpu@8GiB", "cuda:0@8", "cuda@8GiB"] {
+            assert!(wrong.parse::<Choices>().is_err(), "{wrong}");
+        }
         assert_eq!("auto".parse::<Choice>().unwrap(), Choice::Auto);
         assert_eq!("cuda:3".parse::<Choice>().unwrap(), Choice::Cuda(3));
         let wrong = "gpu".parse::<Choice>().unwrap_err().to_string();

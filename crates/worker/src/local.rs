@@ -102,6 +102,8 @@ pub fn train(
             samples += end - start;
         }
     }
+    // A GPU may still be at work.
+    device.synchronize()?;
     let seconds = began.elapsed().as_secs_f64();
     if let Some(path) = save_to {
         variables.save(path)?;

@@ -39,6 +39,10 @@ pub struct Settings {
         default_value = "auto"
     )]
     pub device: device::Choices,
+    /// The most memory that tensors may take of each GPU: 8GiB or 512MiB, and with /reserved behind it all of it at once. A device
+    /// may have a limit of its own, as in cuda:0@8GiB.
+    #[arg(long, env = "FLAMBEAU_DEVICE_MEMORY_LIMIT", value_name = "SIZE")]
+    pub device_memory_limit: Option<device::MemoryLimit>,
     /// The place of the data's files on this worker; overrides the job's.
     #[arg(long, env = "FLAMBEAU_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -164,7 +168,11 @@ async fn listen(
 
 /// Checks what a worker needs of its host before it registers, and opens the devices.
 fn prepare(settings: &Settings) -> Result<Vec<Device>, WorkerError> {
-    let devices = settings.device.open()?;
+    let devices = settings
+        .device
+        .clone()
+        .limited(settings.device_memory_limit);
+    let devices = devices.open_to_train()?;
     if let Some(dir) = &settings.run_dir {
         // Checked now, so that it does not fail when the final weights are written.
         std::fs::create_dir_all(dir).map_err(|error| WorkerError::RunDir {

@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
 pub(crate) struct LocalArguments {
     #[command(flatten)]
     job: JobArguments,
+    /// The device to compute on: auto, cpu or cuda:N.
+    #[arg(long, default_value = "cpu")]
+    device: device::Choice,
 }
 
 /// One configuration's figures.
@@ -212,11 +215,18 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
 /// Trains in this process, and prints a [`Row`] as JSON.
 pub(crate) fn local(arguments: LocalArguments, registry: &Registry) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
-    let device = device::open(device::Choice::Cpu)?;
+    let device = device::open(arguments.device)?;
     let registry = registry.clone().model::<CandleMlp>(CANDLE_MLP);
     let outcome = local::train(&job, &registry, &device, None)?;
     let row = Row {
-        configuration: format!("single process of 1 thread, {}", job.model.name),
+        configuration: match arguments.device {
+            device::Choice::Cpu => format!("single process of 1 thread, {}", job.model.name),
+            _ => format!(
+                "single process on {}, {}",
+                device::name(&device),
+                job.model.name
+            ),
+        },
         samples_per_second: outcome.samples as f64 / outcome.seconds,
         test_accuracy: outcome.metrics.get("accuracy").copied(),
         ..Row::default()

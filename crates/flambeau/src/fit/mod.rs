@@ -395,8 +395,8 @@ impl Trainer {
 
     /// Returns the first device.
     fn device(&self) -> Result<candle_core::Device, CommandError> {
-        let first = self.devices.split(',').next().unwrap_or("auto");
-        Ok(device::open(first.parse()?)?)
+        let devices: Choices = self.devices.parse()?;
+        Ok(device::open(devices.first())?)
     }
 
     /// Returns the path of the weights of the end, as safetensors.

@@ -28,7 +28,7 @@ pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
-pub use strategy::{BatchNorm, PipelineSchedule, Strategy, StrategyName};
+pub use strategy::{BatchNorm, CrossDevice, PipelineSchedule, Strategy, StrategyName};
 pub use table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,

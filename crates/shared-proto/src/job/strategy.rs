@@ -29,6 +29,8 @@ pub struct Strategy {
     /// next ones; absent: an eighth of the gradients, at least 0.5 and at most 25.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_mebibytes: Option<f64>,
+    /// The place where the devices of `mirrored` add up their gradients.
+    pub cross_device: CrossDevice,
     /// `model-parallel`: the order in which stages compute micro-batches; absent: [`PipelineSchedule::OneForwardOneBackward`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<PipelineSchedule>,
@@ -69,6 +71,7 @@ struct Written {
     batch_norm: BatchNorm,
     optimizer_copies: Option<u32>,
     bucket_mebibytes: Option<f64>,
+    cross_device: CrossDevice,
     schedule: Option<PipelineSchedule>,
     micro_batches: Option<u32>,
     stages: Option<u32>,
@@ -85,6 +88,7 @@ impl Default for Written {
             batch_norm: BatchNorm::PerReplica,
             optimizer_copies: None,
             bucket_mebibytes: None,
+            cross_device: CrossDevice::Auto,
             schedule: None,
             micro_batches: None,
             stages: None,
@@ -103,6 +107,7 @@ impl From<Written> for Strategy {
             batch_norm,
             optimizer_copies,
             bucket_mebibytes,
+            cross_device,
             schedule,
             micro_batches,
             stages,
@@ -116,9 +121,34 @@ impl From<Written> for Strategy {
             batch_norm,
             optimizer_copies,
             bucket_mebibytes,
+            cross_device,
             schedule,
             micro_batches,
             stages,
+        }
+    }
+}
+
+/// The place where the devices of `mirrored` add up their gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CrossDevice {
+    /// NCCL where it is possible, otherwise the worker's memory.
+    #[default]
+    Auto,
+    /// The worker's memory.
+    Host,
+    /// The GPUs, by NVIDIA's NCCL.
+    Nccl,
+}
+
+impl CrossDevice {
+    /// Returns the name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Host => "host",
+            Self::Nccl => "nccl",
         }
     }
 }
@@ -303,6 +333,24 @@ mod tests {
             let error = job(name).unwrap_err().to_string();
             let start = format!(
                 "job setting `strategy.batch_norm` is \"synchronised\", but it does not count with `strategy.name` \"{name}\"; {why}"
+            );
+            assert!(error.starts_with(&start), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_place_where_devices_add_up_is_a_choice_of_mirrored() {
+        for place in ["host", "nccl"] {
+            let job = |name: &str| {
+                let strategy = format!("name = \"{name}\"\ncross_device = \"{place}\"");
+                Job::from_toml(&format!("[strategy]\n{strategy}"))
+            };
+            let mirrored = job("mirrored").unwrap();
+            assert_eq!(mirrored.strategy.cross_device.name(), place);
+            assert_eq!(Job::from_toml(&mirrored.to_toml()).unwrap(), mirrored);
+            let error = job("central-storage").unwrap_err().to_string();
+            let start = format!(
+                "job setting `strategy.cross_device` is \"{place}\", but it does not count with `strategy.name` \"central-storage\""
             );
             assert!(error.starts_with(&start), "{error}");
         }

@@ -202,6 +202,16 @@ impl Batch {
         self.weights.as_ref()
     }
 
+    /// Returns the dense inputs, by name.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.inputs
+            .iter()
+            .filter_map(|(name, feature)| match feature {
+                Feature::Dense(tensor) => Some((name.as_str(), tensor)),
+                Feature::Ragged(_) => None,
+            })
+    }
+
     /// Returns the batch in a device's memory.
     ///
     /// # Errors

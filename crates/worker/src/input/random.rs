@@ -1,4 +1,4 @@
-//! Noise in the shape of MNIST, for measurements: nothing can be learnt from it.
+//! Pictures of noise, by default in the shape of MNIST, for measurements: nothing can be learnt from them.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -9,29 +9,48 @@ use super::error::InputError;
 use super::memory::InMemory;
 use super::source::{DataSetup, Source};
 
-const PIXELS: usize = 28 * 28;
-const CLASSES: u32 = 10;
-const TRAINING: usize = 60_000;
+const TRAINING: u64 = 60_000;
 /// The number is small, because an evaluation interrupts the measurement.
-const EVALUATION: usize = 1_000;
+const EVALUATION: u64 = 1_000;
+
+/// The most bytes of all pictures.
+const MOST_BYTES: u64 = 1 << 36;
 
 /// The source `random`.
 pub struct Random;
 
 impl Source for Random {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
-        setup.only(&[])?;
+        setup.only(&["samples", "size", "channels", "classes"])?;
+        let count = |key, default| match setup.whole_number(key)?.unwrap_or(default) {
+            0 => Err(InputError::Invalid(format!(
+                "`data.options.{key}` is 0, but must be at least 1"
+            ))),
+            found => Ok(found),
+        };
+        let (training, classes) = (count("samples", TRAINING)?, count("classes", 10)?);
+        let (size, channels) = (count("size", 28)?, count("channels", 1)?);
+        let bytes = [size, size, channels, training];
+        let bytes = bytes.iter().try_fold(1u64, |all, n| all.checked_mul(*n));
+        let classes = u32::try_from(classes).ok();
+        let (Some(_), Some(classes)) = (bytes.filter(|bytes| *bytes <= MOST_BYTES), classes) else {
+            return Err(InputError::Invalid(format!(
+                "`data.options` has {training} samples of {channels} x {size} x {size}; together they may have {MOST_BYTES} bytes, and there are at most {} classes",
+                u32::MAX
+            )));
+        };
         let mut random = ChaCha8Rng::seed_from_u64(setup.seed);
-        let mut samples = |count: usize| {
-            let mut pixels = vec![0; count * PIXELS];
+        let mut samples = |count: u64| {
+            let mut pixels = vec![0; (count * channels * size * size) as usize];
             random.fill_bytes(&mut pixels);
-            let labels = (0..count).map(|_| random.next_u32() % CLASSES).collect();
-            let image = Column::bytes("image", vec![1, 28, 28], pixels, 255.0);
-            let label = Column::category("label", labels, CLASSES.into());
+            let labels = (0..count).map(|_| random.next_u32() % classes).collect();
+            let shape = [channels, size, size].map(|n| n as usize).to_vec();
+            let image = Column::bytes("image", shape, pixels, 255.0);
+            let label = Column::category("label", labels, classes.into());
             let samples = InMemory::new(vec![image], vec![label])?;
             Ok::<_, InputError>(samples.not_compared())
         };
-        let training = samples(TRAINING)?;
-        Dataset::in_memory(training, samples(EVALUATION)?)
+        let evaluation = EVALUATION.min(training);
+        Dataset::in_memory(samples(training)?, samples(evaluation)?)
     }
 }

@@ -108,7 +108,7 @@ impl Strategy {
     /// # Errors
     /// If there is no such device.
     pub fn mirrored(devices: &str) -> Result<Self, LoopError> {
-        let devices = devices.parse::<Choices>()?.open()?;
+        let devices = devices.parse::<Choices>()?.open_to_train()?;
         let devices = devices.iter().map(with_one_queue);
         Ok(Self {
             devices: devices.collect::<Result<_, _>>()?,

@@ -1,25 +1,28 @@
 //! Several replicas as one, each on a device of its own. The samples of a step are shared out among them, and the mean of their
 //! gradients is the gradient of all.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use candle_core::Device;
+use candle_core::{Device, DeviceLocation};
 use futures_util::future::{join_all, try_join_all};
-use shared_proto::job::{Clip, Job, StrategyName};
+use shared_proto::job::{BatchNorm, Clip, CrossDevice, Job, StrategyName};
 use shared_proto::payload::Elements;
+use shared_proto::step::Gradients;
 
 use super::error::ReplicaError;
 use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::{
-    Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
+    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade,
+    ValuesId,
 };
 use super::rounds::{Others, meet, rounds};
 use super::step::{Computed, Positions, Step};
-use super::thread::ModelReplica;
+use super::thread::{GroupId, ModelReplica, PartOfStep};
 use crate::device;
 use crate::registry::Registry;
 use crate::variables::{BucketedGradients, Part, mean_gradients};
@@ -30,6 +33,8 @@ pub struct DeviceReplicas {
     clip: Clip,
     /// True if only the first replica keeps the optimizer's state and makes updates, and the others copy its values.
     central: bool,
+    /// True if the replicas add up their gradients on the GPUs, by NCCL.
+    on_gpus: bool,
 }
 
 impl DeviceReplicas {
@@ -59,6 +64,16 @@ impl DeviceReplicas {
             let unclipped = Arc::make_mut(&mut of_part);
             (unclipped.clip_value, unclipped.clip_norm) = (None, None);
         }
+        let on_gpus = on_gpus(job, devices)?;
+        let own_queues: Vec<Device>;
+        let devices = match on_gpus {
+            // NCCL has trouble with the queues that candle gives to threads.
+            true => {
+                own_queues = with_one_queue_each(devices)?;
+                &own_queues
+            }
+            false => devices,
+        };
         let mut replicas = Vec::new();
         for device in devices {
             let replica = ModelReplica::start(of_part.clone(), registry.clone(), device.clone());
@@ -73,12 +88,20 @@ impl DeviceReplicas {
                 )));
             }
         }
+        let central =
+            strategy == StrategyName::CentralStorage || job.strategy.optimizer_copies.is_some();
+        if on_gpus {
+            let id = GroupId::new()?;
+            let ranks = replicas.iter().enumerate();
+            let joined = ranks.map(|(rank, replica)| replica.join_gpus(id, rank, count));
+            try_join_all(joined).await?;
+        }
         tell(devices);
         Ok(Self {
             replicas,
             clip,
-            central: strategy == StrategyName::CentralStorage
-                || job.strategy.optimizer_copies.is_some(),
+            central,
+            on_gpus,
         })
     }
 
@@ -88,9 +111,7 @@ impl DeviceReplicas {
         registry: &Registry,
         devices: &[Device],
     ) -> Result<Self, ReplicaError> {
-        let of_stages = devices.iter().map(device::with_one_queue);
-        let of_stages = of_stages.collect::<Result<_, _>>();
-        let of_stages = of_stages.map_err(|error| ReplicaError::Devices(error.to_string()))?;
+        let of_stages = with_one_queue_each(devices)?;
         let replica = ModelReplica::start_on(job.clone(), registry.clone(), of_stages);
         let replicas = vec![replica.await?];
         tell(devices);
@@ -98,6 +119,7 @@ impl DeviceReplicas {
             replicas,
             clip: job.clip(),
             central: false,
+            on_gpus: false,
         })
     }
 
@@ -107,19 +129,22 @@ impl DeviceReplicas {
 
     /// Returns the share of each replica that has samples of a step.
     fn shares(&self, all: Positions) -> impl Iterator<Item = Share<'_>> {
-        let devices = self.replicas.len();
-        let share = move |(number, replica)| {
-            let positions = part(all, number, devices);
-            Share {
-                replica,
-                positions,
-                number: number as u32,
-                devices: devices as u32,
-                part: positions.samples() as f64 / all.samples() as f64,
-            }
-        };
-        let shares = self.replicas.iter().enumerate().map(share);
+        let shares = self.replicas.iter().enumerate();
+        let shares = shares.map(move |(number, replica)| self.share(all, number, replica));
         shares.filter(|share| !share.positions.is_empty())
+    }
+
+    /// Returns the share of a replica, which may have no samples.
+    fn share<'a>(&self, all: Positions, number: usize, replica: &'a ModelReplica) -> Share<'a> {
+        let devices = self.replicas.len();
+        let positions = part(all, number, devices);
+        Share {
+            replica,
+            positions,
+            number: number as u32,
+            devices: devices as u32,
+            part: positions.samples() as f64 / all.samples() as f64,
+        }
     }
 
     /// Returns the mean of what the replicas have computed, each with its part of the samples.
@@ -158,6 +183,46 @@ impl DeviceReplicas {
         let parts: Vec<Part> = values.iter().enumerate().map(part).collect();
         join_all(others.iter().map(|replica| replica.take_in(parts.clone()))).await;
         Ok(())
+    }
+}
+
+/// Returns the devices, each with one queue for the work of all threads.
+fn with_one_queue_each(devices: &[Device]) -> Result<Vec<Device>, ReplicaError> {
+    let devices = devices.iter().map(device::with_one_queue);
+    let devices = devices.collect::<Result<_, _>>();
+    devices.map_err(|error| ReplicaError::Devices(error.to_string()))
+}
+
+/// Returns whether the replicas of a job add up their gradients on these GPUs.
+fn on_gpus(job: &Job, devices: &[Device]) -> Result<bool, ReplicaError> {
+    let wanted = job.strategy.cross_device;
+    let several = devices.len() > 1 || wanted == CrossDevice::Nccl;
+    let mirrored = job.strategy.name == StrategyName::Mirrored;
+    if !mirrored || wanted == CrossDevice::Host || !several {
+        return Ok(false);
+    }
+    let numbers = devices.iter().map(|device| match device.location() {
+        DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
+        DeviceLocation::Cpu | DeviceLocation::Metal { .. } => None,
+    });
+    let numbers: Option<BTreeSet<usize>> = numbers.collect();
+    let apart = numbers.is_some_and(|numbers| numbers.len() == devices.len());
+    let problem = match apart {
+        _ if !cfg!(feature = "nccl") => {
+            "this program was built without the feature `nccl` (docs/cuda.md)"
+        }
+        false => "each device must be another GPU",
+        true if job.accumulate > 1 => "the job adds up several batches in a step (`accumulate`)",
+        true if job.strategy.batch_norm == BatchNorm::Synchronised => {
+            "`strategy.batch_norm = \"synchronised\"` adds up in the worker's memory"
+        }
+        true => return Ok(true),
+    };
+    match wanted {
+        CrossDevice::Nccl => Err(ReplicaError::Devices(format!(
+            "`strategy.cross_device = \"nccl\"` is not possible: {problem}; leave it out, or use \"host\""
+        ))),
+        CrossDevice::Auto | CrossDevice::Host => Ok(false),
     }
 }
 
@@ -355,6 +420,60 @@ impl Mirror for DeviceReplicas {
     /// The first replica alone: it is the one that evaluates.
     async fn swap_averages(&self) -> Result<(), ReplicaError> {
         self.first().swap_averages().await
+    }
+
+    fn device_steps(&self) -> Option<&dyn DeviceSteps> {
+        match &self.replicas[..] {
+            _ if self.on_gpus => Some(self),
+            [one] => one.device_steps(),
+            _ => None,
+        }
+    }
+}
+
+/// The replicas add up their gradients on the GPUs, and each makes the same update.
+#[async_trait(?Send)]
+impl DeviceSteps for DeviceReplicas {
+    fn saves_copies(&self) -> bool {
+        true
+    }
+
+    async fn compute_on_device(
+        &self,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError> {
+        let parts = self.replicas.iter().enumerate();
+        let computing = parts.map(|(number, replica)| {
+            let share = self.share(positions, number, replica);
+            let (positions, step, part) = (share.positions, share.of(step), share.part);
+            replica.compute_part(PartOfStep {
+                positions,
+                step,
+                part,
+            })
+        });
+        // A GPU that adds up would wait for one that has failed before.
+        let losses = try_join_all(computing).await?;
+        let adding = self.replicas.iter();
+        let adding = adding.map(|replica| replica.add_up_gradients(self.clip));
+        let norms = try_join_all(adding).await?;
+        let gradients = Gradients {
+            values: Vec::new(),
+            rows: Vec::new(),
+            norm: norms.first().copied().unwrap_or_default(),
+        };
+        Ok(Computed::new(losses.iter().sum(), gradients))
+    }
+
+    async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError> {
+        let updating = self.replicas.iter();
+        let updating = updating.map(|replica| replica.update_on_device(made));
+        try_join_all(updating).await.map(drop)
+    }
+
+    async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError> {
+        self.first().gradients_on_device().await
     }
 }
 

@@ -70,6 +70,32 @@ pub trait Mirror: OptimizerParts {
 
     /// Exchanges the weights and their moving averages, if the job keeps averages.
     async fn swap_averages(&self) -> Result<(), ReplicaError>;
+
+    /// Returns the replica as one with gradients that can stay on its device. Returns none by default.
+    fn device_steps(&self) -> Option<&dyn DeviceSteps> {
+        None
+    }
+}
+
+/// A replica that can make steps alone, with gradients that stay in the memory of its device.
+#[async_trait(?Send)]
+pub trait DeviceSteps {
+    /// Returns whether the device has memory of its own, so that steps on it need fewer copies.
+    fn saves_copies(&self) -> bool;
+
+    /// Computes as [`Replica::compute`](super::Replica::compute) does, and keeps the gradients of variables until the next step or command on
+    /// the values. There must be samples.
+    async fn compute_on_device(
+        &self,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError>;
+
+    /// Updates the values by the kept gradients, for the step before `made`.
+    async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError>;
+
+    /// Returns the kept gradients.
+    async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError>;
 }
 
 /// A replica that has a part of the optimizer's state, because the job shares it out among the workers. Elements are numbered over

@@ -1,6 +1,7 @@
 //! The values of a model replica that keeps them itself, on its thread.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use shared_proto::ids::Epoch;
 use shared_proto::job::Job;
@@ -9,7 +10,10 @@ use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
 use super::mirror::{Held, MirrorState, SlotShare, StepsMade, ValuesId};
-use crate::variables::{BucketedGradients, HeldSlots, LocalOptimizer, Variables, VariablesError};
+use crate::variables::{
+    BucketedGradients, DeviceGradients, DeviceGroups, HeldSlots, LocalOptimizer, Variables,
+    VariablesError,
+};
 
 /// Where the answer to a command goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
@@ -83,17 +87,26 @@ impl Mirrored {
         variables: &Variables,
         samples: u64,
     ) -> bool {
+        act(self.values(job, variables, samples));
+        self.steps.overwritten
+    }
+
+    /// Returns the values of a job with so many training samples.
+    pub(super) fn values<'a>(
+        &'a mut self,
+        job: &Job,
+        variables: &'a Variables,
+        samples: u64,
+    ) -> Result<Values<'a>, VariablesError> {
         let optimizer = match &mut self.optimizer {
-            Some(optimizer) => Ok(optimizer),
-            none => LocalOptimizer::new(job, variables, samples).map(|new| none.insert(new)),
+            Some(optimizer) => optimizer,
+            none => none.insert(LocalOptimizer::new(job, variables, samples)?),
         };
-        let steps = &mut self.steps;
-        act(optimizer.map(|optimizer| Values {
+        Ok(Values {
             optimizer,
             variables,
-            steps,
-        }));
-        self.steps.overwritten
+            steps: &mut self.steps,
+        })
     }
 }
 
@@ -118,6 +131,20 @@ impl Values<'_> {
         Ok(gradient)
     }
 
+    /// Updates the values by gradients in the device's memory.
+    pub(super) fn update_on_device(
+        &mut self,
+        groups: &Arc<DeviceGroups>,
+        gradients: DeviceGradients,
+        made: StepsMade,
+    ) -> Result<(), VariablesError> {
+        (self.steps.made, self.steps.overwritten) = (None, true);
+        let optimizer = &mut self.optimizer;
+        optimizer.update_on_device(self.variables, groups, gradients)?;
+        self.note_made(made);
+        Ok(())
+    }
+
     pub(super) fn scale_learning_rate(&mut self, factor: f64) {
         self.optimizer.scale_learning_rate(factor);
     }
@@ -135,8 +162,9 @@ impl Values<'_> {
         self.variables.all_values()
     }
 
-    pub(super) fn state(&self) -> Result<MirrorState, VariablesError> {
-        Ok(self.with_progress(self.optimizer.state(self.variables)?))
+    pub(super) fn state(&mut self) -> Result<MirrorState, VariablesError> {
+        let values = self.optimizer.state(self.variables)?;
+        Ok(self.with_progress(values))
     }
 
     /// Returns the state with these slots of all elements.

@@ -32,7 +32,8 @@ pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use filling::{Filled, Filling, filling};
 pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 pub use mirror::{
-    Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
+    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade,
+    ValuesId,
 };
 pub use rounds::{Others, Round, Rounds, rounds};
 pub use step::{Computed, Positions, Step};

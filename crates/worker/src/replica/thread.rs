@@ -1,10 +1,16 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
-//! batches. `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile; `mirror` asks the
-//! thread for what strategies without servers want.
+//! batches. `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile, `on_device` those with gradients
+//! that stay on the device; `mirror` asks the thread for what strategies without servers want.
 
 mod buckets;
+mod memory;
 mod mirror;
+#[cfg(feature = "nccl")]
+mod nccl;
+mod on_device;
 mod pass;
+#[cfg(not(feature = "nccl"))]
+mod without_nccl;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -19,12 +25,19 @@ use shared_proto::payload::Elements;
 use tokio::sync::{mpsc, oneshot};
 
 use self::buckets::Bucketed;
+pub(super) use self::gpus::GroupId;
+#[cfg(feature = "nccl")]
+use self::nccl as gpus;
+use self::on_device::OnDevice;
+pub(super) use self::on_device::PartOfStep;
+#[cfg(not(feature = "nccl"))]
+use self::without_nccl as gpus;
 use super::build::{Built, Place, build, precision};
 use super::error::{ReplicaError, panic_message};
 use super::evaluating::Evaluating;
 use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::{InBuckets, Mirror};
+use super::mirror::{InBuckets, Mirror, StepsMade};
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::pipeline::{Pipeline, devices_of_stages};
 use super::reader::{self, Assembled, Batches, Request};
@@ -48,6 +61,13 @@ enum Command {
     ComputeInBuckets(Positions, Step, Filling, Reply<InBuckets>),
     BucketedGradients(Reply<Vec<Elements>>),
     GradientOrder(Reply<Vec<usize>>),
+    ComputeOnDevice(Positions, Step, Reply<Computed>),
+    UpdateOnDevice(StepsMade, Reply<()>),
+    /// With the rank of this GPU, and the number of ranks.
+    JoinGpus(GroupId, usize, usize, Reply<()>),
+    ComputePart(PartOfStep, Reply<f64>),
+    AddUpGradients(Clip, Reply<f64>),
+    GradientsOnDevice(Reply<Vec<Elements>>),
     Evaluate(EvaluationPart, Reply<Evaluation>),
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
@@ -61,6 +81,9 @@ pub struct ModelReplica {
     thread: Mutex<Option<JoinHandle<()>>>,
     description: Description,
     fills_buckets: bool,
+    /// True if gradients can stay on the device.
+    steps_on_device: bool,
+    on_gpu: bool,
 }
 
 impl ModelReplica {
@@ -89,9 +112,10 @@ impl ModelReplica {
         let (tell, told) = oneshot::channel();
         let precision = precision(&job);
         // Gradients are clipped, and those of several batches added up, before any of them leaves.
-        let fills_buckets = job.clip() == Clip::default()
-            && job.accumulate == 1
-            && job.strategy.name != StrategyName::ModelParallel;
+        let is_whole = job.strategy.name != StrategyName::ModelParallel;
+        let (clips, accumulate) = (job.clip() != Clip::default(), job.accumulate);
+        let fills_buckets = !clips && accumulate == 1 && is_whole;
+        let on_gpu = devices.first().is_some_and(|device| !device.is_cpu());
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
             .spawn(move || match Thread::new(job, registry, &devices) {
@@ -108,12 +132,16 @@ impl ModelReplica {
         match told.await {
             Ok(started) => {
                 let (description, requests) = started?;
+                let steps_on_device =
+                    is_whole && accumulate == 1 && (description.tables.is_empty() || !clips);
                 Ok(Self {
                     commands,
                     requests,
                     thread,
                     description,
                     fills_buckets,
+                    steps_on_device,
+                    on_gpu,
                 })
             }
             Err(_) => Err(panicked(&thread).await),
@@ -216,6 +244,7 @@ struct Thread {
     /// The batches of steps that were prepared and not computed yet, the oldest first.
     prepared: VecDeque<(Positions, oneshot::Receiver<Batches>)>,
     bucketed: Bucketed,
+    on_device: OnDevice,
     /// True if the variables no longer have their initial values.
     overwritten: bool,
     mirrored: Mirrored,
@@ -272,6 +301,7 @@ impl Thread {
             reader: Some(reader),
             prepared: VecDeque::new(),
             bucketed: Bucketed::default(),
+            on_device: OnDevice::default(),
             overwritten: false,
             mirrored: Mirrored::default(),
             taken_in: Ok(()),
@@ -304,6 +334,22 @@ impl Thread {
                     drop(reply.send(self.bucketed_gradients()));
                 }
                 Command::GradientOrder(reply) => drop(reply.send(Ok(self.gradient_order()))),
+                Command::ComputeOnDevice(positions, step, reply) => {
+                    drop(reply.send(self.compute_on_device(positions, step)));
+                }
+                Command::UpdateOnDevice(made, reply) => {
+                    drop(reply.send(self.update_on_device(made)));
+                }
+                Command::JoinGpus(id, rank, ranks, reply) => {
+                    drop(reply.send(self.join_gpus(id, rank, ranks)));
+                }
+                Command::ComputePart(of, reply) => drop(reply.send(self.compute_part(of))),
+                Command::AddUpGradients(clip, reply) => {
+                    drop(reply.send(self.add_up_gradients(clip)));
+                }
+                Command::GradientsOnDevice(reply) => {
+                    drop(reply.send(self.gradients_on_device()));
+                }
                 Command::Evaluate(part, reply) => drop(reply.send(self.evaluate(part))),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
@@ -311,6 +357,7 @@ impl Thread {
                 }
                 Command::Mirror(command) => {
                     self.bucketed.forget();
+                    self.on_device.forget();
                     self.overwritten |= self.mirrored.serve(
                         command,
                         &self.job,

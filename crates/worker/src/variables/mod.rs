@@ -3,7 +3,8 @@
 //! - `set`: the variables by number, their values and how they are overwritten
 //! - `initial`: initial values from a seed
 //! - `gradients`: the gradients of a step; `buckets`: the vectors in which they leave
-//! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has; `update`: in candle's memory
+//! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has; `update`: in candle's memory;
+//!   `on_device`: all of it in the memory of a GPU
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
 //! - `memory`: candle's memory, read and written
@@ -14,6 +15,7 @@ mod files;
 mod gradients;
 mod initial;
 mod memory;
+mod on_device;
 mod optimizer;
 mod pretrained;
 mod set;
@@ -26,6 +28,7 @@ pub(crate) use files::{digest_of, read};
 pub use gradients::Measured;
 pub(crate) use gradients::{Trained, mean_gradients, sum_of_squares, sum_of_squares_times};
 pub(crate) use memory::with_elements;
+pub use on_device::{DeviceGradients, DeviceGroups};
 pub use optimizer::{HeldSlots, LocalOptimizer};
 pub use set::{Part, Variables};
 pub(crate) use slots::Places;

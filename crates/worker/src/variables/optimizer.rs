@@ -5,7 +5,9 @@
 //! a prepared update can be given up, and its slots can be handed to others as if it were made.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use optimizer::{Part, VariableRule};
@@ -16,6 +18,7 @@ use shared_proto::payload::{self, LeF32};
 use super::buckets::BucketedGradients;
 use super::error::VariablesError;
 use super::memory::{elements, overwrite};
+use super::on_device::{DeviceGradients, DeviceGroups, DeviceSlots};
 use super::set::Variables;
 use super::slots::{Places, SlotPart};
 use super::update::Apply;
@@ -31,10 +34,20 @@ pub struct LocalOptimizer {
     held: HeldSlots,
     /// The moving averages of each variable; empty if the job keeps none.
     averages: Vec<Vec<f32>>,
+    /// The slots and averages in the device's memory, if the newest update was made there.
+    on_device: Option<OnDevice>,
     /// The number of updates made.
     updates: u64,
     /// The factor of the learning rate in updates that are made from now on.
     lowered_to: f64,
+}
+
+/// Slots and averages in a device's memory.
+struct OnDevice {
+    groups: Arc<DeviceGroups>,
+    slots: DeviceSlots,
+    /// True if those on the host are older.
+    newer: bool,
 }
 
 /// Slots of some elements, and the update of these that is prepared.
@@ -75,6 +88,7 @@ impl LocalOptimizer {
         Ok(Self {
             averages: averages.collect::<Result<_, _>>()?,
             shares_slots,
+            on_device: None,
             held: HeldSlots {
                 parts: match shares_slots {
                     true => Vec::new(),
@@ -116,6 +130,7 @@ impl LocalOptimizer {
     ) -> Result<(), VariablesError> {
         check_length(gradient.elements(), self.places.all())?;
         self.check_whole()?;
+        self.leave_device()?;
         let parts = self.held.parts.iter();
         let places: Vec<_> = parts
             .map(|part| gradient.place(part.variable, &part.place))
@@ -137,6 +152,86 @@ impl LocalOptimizer {
             })?;
         }
         self.updates += 1;
+        Ok(())
+    }
+
+    /// Updates the variables by gradients in their device's memory. The slots stay there until they are wanted on the host.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if the job shares out its slots, or candle's.
+    pub fn update_on_device(
+        &mut self,
+        variables: &Variables,
+        groups: &Arc<DeviceGroups>,
+        gradients: DeviceGradients,
+    ) -> Result<(), VariablesError> {
+        if self.shares_slots {
+            let problem = "slots that are shared out are updated on the host";
+            return Err(VariablesError::Range(problem.to_owned()));
+        }
+        let mut on_device = match self.on_device.take() {
+            Some(on_device) => on_device,
+            None => self.upload(variables, groups)?,
+        };
+        let (updates, lowered_to) = (self.updates, self.lowered_to);
+        let update_of = |rule: &VariableRule| rule.update_after(updates, lowered_to);
+        let rules = (variables, &self.rules[..]);
+        on_device.newer = true;
+        on_device
+            .slots
+            .update(groups, rules, update_of, gradients)?;
+        self.on_device = Some(on_device);
+        self.updates += 1;
+        Ok(())
+    }
+
+    fn upload(
+        &self,
+        variables: &Variables,
+        groups: &Arc<DeviceGroups>,
+    ) -> Result<OnDevice, VariablesError> {
+        let parts = self.held.parts.iter();
+        let parts: BTreeMap<usize, &[f32]> =
+            parts.map(|part| (part.variable, &part.slots[..])).collect();
+        let of = |number: usize| {
+            let slots = parts.get(&number).copied().unwrap_or_default();
+            (slots, &self.averages[number][..])
+        };
+        Ok(OnDevice {
+            slots: DeviceSlots::upload(groups, variables, &self.rules, of)?,
+            groups: Arc::clone(groups),
+            newer: false,
+        })
+    }
+
+    /// Copies slots and averages from the device, if those on the host are older.
+    fn copy_from_device(&mut self) -> Result<(), VariablesError> {
+        let Some(on_device) = self.on_device.as_mut().filter(|slots| slots.newer) else {
+            return Ok(());
+        };
+        let mut parts = self.held.parts.iter_mut();
+        let mut parts: BTreeMap<usize, &mut [f32]> = parts
+            .by_ref()
+            .map(|part| (part.variable, &mut part.slots[..]))
+            .collect();
+        let averages = &mut self.averages;
+        let to = |number: usize, slot: Option<usize>, values: &[f32]| match slot {
+            None => averages[number].copy_from_slice(values),
+            Some(slot) => {
+                if let Some(slots) = parts.get_mut(&number) {
+                    slots[slot * values.len()..][..values.len()].copy_from_slice(values);
+                }
+            }
+        };
+        on_device.slots.download(&on_device.groups, to)?;
+        on_device.newer = false;
+        Ok(())
+    }
+
+    /// Continues on the host.
+    fn leave_device(&mut self) -> Result<(), VariablesError> {
+        self.copy_from_device()?;
+        self.on_device = None;
         Ok(())
     }
 
@@ -294,6 +389,7 @@ impl LocalOptimizer {
     /// Forgets the slots and the number of updates.
     pub fn forget(&mut self) {
         (self.held, self.updates) = (HeldSlots::default(), 0);
+        self.on_device = None;
     }
 
     /// Returns what each replica has: the values of all variables, frozen ones too; then the slots, if the job does not share them
@@ -301,7 +397,8 @@ impl LocalOptimizer {
     ///
     /// # Errors
     /// candle's.
-    pub fn state(&self, variables: &Variables) -> Result<Vec<f32>, VariablesError> {
+    pub fn state(&mut self, variables: &Variables) -> Result<Vec<f32>, VariablesError> {
+        self.copy_from_device()?;
         match self.shares_slots {
             true => self.state_of(variables, &[]),
             false => self.state_of(variables, &self.held.parts),
@@ -366,6 +463,7 @@ impl LocalOptimizer {
             false => Vec::new(),
         };
         self.keep_weights(variables)?;
+        self.leave_device()?;
         let mut rest = state;
         let mut fill = |numbers: &mut [f32]| {
             let (taken, left) = rest.split_at(numbers.len());
@@ -411,6 +509,7 @@ impl LocalOptimizer {
     /// # Errors
     /// candle's.
     pub fn swap_averages(&mut self, variables: &Variables) -> Result<(), VariablesError> {
+        self.leave_device()?;
         for ((_, var), averages) in variables.0.iter().zip(&mut self.averages) {
             if !averages.is_empty() {
                 let weights = elements(var)?;

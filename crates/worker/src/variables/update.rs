@@ -47,7 +47,7 @@ impl InplaceOp1 for Apply<'_> {
         layout: &Layout,
     ) -> candle_core::Result<()> {
         let start = layout.start_offset();
-        let device = storage.device().clone();
+        let device = storage.device.clone();
         let memory = storage.as_cuda_slice_mut::<f32>()?;
         let mut part = memory.slice_mut(start..start + self.gradient.len());
         let mut weights = device.clone_dtoh(&part)?;

@@ -11,6 +11,7 @@ use shared_proto::job::Clip;
 use shared_proto::payload::{self, Dtype, Elements};
 
 mod files;
+mod on_device;
 mod optimizer;
 
 type Make = fn(&VarBuilder) -> candle_core::Result<Vec<Tensor>>;

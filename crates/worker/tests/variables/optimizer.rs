@@ -30,7 +30,7 @@ fn whole() -> (Variables, LocalOptimizer) {
 
 /// The same with a part of its state.
 fn part() -> (Variables, LocalOptimizer) {
-    let (expected, whole) = whole();
+    let (expected, mut whole) = whole();
     let (variables, _) = build(5, a_and_b);
     let mut optimizer =
         LocalOptimizer::new(&adam("optimizer_copies = 1"), &variables, 100).unwrap();

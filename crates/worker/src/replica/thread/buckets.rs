@@ -11,6 +11,7 @@ use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
 
+use super::pass::loss_value;
 use super::{Thread, nothing};
 use crate::replica::error::ReplicaError;
 use crate::replica::filling::Filling;
@@ -51,23 +52,25 @@ impl Thread {
     ) -> Result<InBuckets, ReplicaError> {
         self.bucketed.forget();
         let begun = self.begin(positions)?;
+        let before = self.variables.measured()?;
         let filler = Rc::new(Filler::new(filling, &self.variables));
         let pass = || {
             let [batch] = &begun.batches[..] else {
                 return Err(nothing());
             };
             let backward = |loss: &Tensor| backward_watched(loss, filler.clone());
-            self.both_passes(batch, &self.training_pass(step), backward)
+            let (loss, store) = self.both_passes(batch, &self.training_pass(step), backward)?;
+            Ok((loss_value(&loss)?, store))
         };
         let (loss, store) = match pass() {
             Ok(passed) => passed,
             Err(error) => {
                 // The step may be made again with others, and then counts from these values.
-                self.variables.restore(begun.before)?;
+                self.variables.restore(before)?;
                 return Err(error.into());
             }
         };
-        let changes = self.variables.changes(begun.before)?;
+        let changes = self.variables.changes(before)?;
         let of_rows = begun.step_rows.gradients(&store)?;
         let filled = filler.finish(&self.variables, &store, &changes)?;
         let squares_of_rows = of_rows.iter().map(|values| sum_of_squares(values));

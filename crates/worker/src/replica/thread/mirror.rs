@@ -9,7 +9,8 @@ use super::{Command, ModelReplica};
 use crate::replica::error::ReplicaError;
 use crate::replica::filling::Filling;
 use crate::replica::mirror::{
-    Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
+    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade,
+    ValuesId,
 };
 use crate::replica::mirrored::{MirrorCommand, Values};
 use crate::replica::rounds::Others;
@@ -106,6 +107,10 @@ impl Mirror for ModelReplica {
 
     async fn swap_averages(&self) -> Result<(), ReplicaError> {
         self.on_values(|values| values.swap_averages()).await
+    }
+
+    fn device_steps(&self) -> Option<&dyn DeviceSteps> {
+        self.steps_on_device.then_some(self)
     }
 }
 

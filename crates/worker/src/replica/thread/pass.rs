@@ -7,6 +7,7 @@ use candle_core::{Tensor, Var};
 use nn::{backward, synchronised};
 use shared_proto::step::WantedRows;
 
+use super::memory::MissingMemory;
 use super::{Thread, nothing};
 use crate::model::{Batch, Pass};
 use crate::replica::error::ReplicaError;
@@ -14,7 +15,7 @@ use crate::replica::reader::Assembled;
 use crate::replica::rounds::Others;
 use crate::replica::step::{Computed, Positions, Step};
 use crate::tables::StepRows;
-use crate::variables::{Measured, Trained};
+use crate::variables::Trained;
 
 /// A step before its passes.
 pub(super) struct Begun {
@@ -22,8 +23,6 @@ pub(super) struct Begun {
     /// The rows of each table that the batches want.
     pub(super) rows: Vec<Arc<WantedRows>>,
     pub(super) step_rows: StepRows,
-    /// The values of the variables that the passes change.
-    pub(super) before: Measured,
 }
 
 impl Thread {
@@ -38,8 +37,8 @@ impl Thread {
             batches,
             rows,
             step_rows,
-            before,
         } = self.begin(positions)?;
+        let before = self.variables.measured()?;
         let others = others.map(Arc::new);
         let passed = {
             let _leaving = others.as_ref().map(|others| others.leaving());
@@ -72,7 +71,6 @@ impl Thread {
             batches,
             rows,
             step_rows,
-            before: self.variables.measured()?,
         })
     }
 
@@ -81,17 +79,26 @@ impl Thread {
         Pass::training(&self.objective, self.job.seed, step.clock.0, step.rank)
     }
 
-    /// Makes both passes of a batch. Returns the loss and the gradients.
+    /// Makes both passes of a batch. Returns the loss and the gradients, which a GPU may still be computing.
     pub(super) fn both_passes(
         &self,
         batch: &Batch,
         pass: &Pass,
         backward: impl FnOnce(&Tensor) -> candle_core::Result<GradStore>,
-    ) -> candle_core::Result<(f64, GradStore)> {
-        let outputs = self.model.forward(batch, pass)?;
-        let loss = self.model.loss(&outputs, batch, pass)?;
-        let gradients = backward(&loss)?;
-        Ok((f64::from(loss.to_scalar::<f32>()?), gradients))
+    ) -> candle_core::Result<(Tensor, GradStore)> {
+        let mut tensors = MissingMemory {
+            variables: &self.variables,
+            batch: Some(batch),
+            loss: None,
+        };
+        let forward = self.model.forward(batch, pass);
+        let loss = forward.and_then(|outputs| self.model.loss(&outputs, batch, pass));
+        let loss = loss.map_err(|error| tensors.explain(error, &self.device, pass.step))?;
+        tensors.loss = Some(&loss);
+        match backward(&loss) {
+            Ok(gradients) => Ok((loss, gradients)),
+            Err(error) => Err(tensors.explain(error, &self.device, pass.step)),
+        }
     }
 
     /// Makes the forward and the backward pass of a step's batches. Returns the mean loss, and the mean gradients of trained
@@ -113,7 +120,10 @@ impl Thread {
         }
         let (mut mean, mut sum) = (0.0, None::<Trained>);
         for batch in batches {
-            let work = || self.both_passes(batch, &pass, backward);
+            let work = || {
+                let (loss, gradients) = self.both_passes(batch, &pass, backward)?;
+                Ok::<_, candle_core::Error>((loss_value(&loss)?, gradients))
+            };
             let (loss, store) = match others {
                 Some(others) => synchronised(others.clone(), batch.samples(), work),
                 None => work(),
@@ -129,4 +139,9 @@ impl Thread {
         }
         Ok((mean, sum.ok_or_else(nothing)?))
     }
+}
+
+/// Returns a loss as a number. On a GPU this waits for all operations before.
+pub(super) fn loss_value(loss: &Tensor) -> candle_core::Result<f64> {
+    loss.to_scalar::<f32>().map(f64::from)
 }

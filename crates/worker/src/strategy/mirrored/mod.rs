@@ -45,8 +45,8 @@ use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, 
 use super::register::register;
 use super::waits::{Waits, tell_waits};
 use crate::replica::{
-    Computed, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica, ReplicaError, Step,
-    StepsMade,
+    Computed, DeviceSteps, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica,
+    ReplicaError, Step, StepsMade,
 };
 
 /// The time after which a worker that waits for another reports it.
@@ -80,6 +80,8 @@ pub struct Mirrored {
     buckets: Arc<Buckets>,
     /// The newest step that was computed in buckets, if it is not made yet.
     summed: Option<Summed>,
+    /// The clock before the newest step, if its gradients are in the device's memory.
+    on_device: Option<Clock>,
     /// The member that was lost when the last ring ended.
     lost: Option<Task>,
     /// The clock before the newest step, if this worker's gradient of that step was left out.
@@ -163,6 +165,7 @@ impl Mirrored {
             memory: Vec::new(),
             buckets: Arc::new(buckets),
             summed: None,
+            on_device: None,
             lost: None,
             skipped: None,
             waiting_on: watch::channel(Vec::new()).0,
@@ -173,6 +176,53 @@ impl Mirrored {
     /// Returns whether gradients of this member can leave while the replica computes.
     fn fills_buckets(&self, mirror: &dyn Mirror) -> bool {
         self.shares.is_none() && self.batch_norm == BatchNorm::PerReplica && mirror.fills_buckets()
+    }
+
+    /// Returns the replica as one with gradients that can stay on its device. A member that is alone needs none of them elsewhere.
+    fn device_steps<'a>(&self, mirror: &'a dyn Mirror) -> Option<&'a dyn DeviceSteps> {
+        let alone = self.ring.as_ref().is_some_and(|ring| ring.ranks() == 1);
+        let steps = mirror.device_steps();
+        steps.filter(|steps| alone && self.shares.is_none() && steps.saves_copies())
+    }
+
+    /// Returns the replica if it has the gradients of the step after `clock` on its device.
+    fn take_on_device<'a>(
+        &mut self,
+        clock: Clock,
+        mirror: &'a dyn Mirror,
+    ) -> Result<Option<&'a dyn DeviceSteps>, StrategyError> {
+        if self.on_device.take() != Some(clock) {
+            return Ok(None);
+        }
+        let why = "the ring has changed since the step was computed";
+        let changed = || StrategyError::Abandoned(why.to_owned());
+        self.device_steps(mirror).ok_or_else(changed).map(Some)
+    }
+
+    /// Makes a step together with the other members of the ring, by the gradients of so many samples.
+    async fn make_step(
+        &mut self,
+        summed: Option<Summed>,
+        (gradients, samples, made): (Gradients, u64, StepsMade),
+        replica: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        let begun = Instant::now();
+        let before = summed.as_ref().map_or(Duration::ZERO, Summed::waited);
+        if let Some(shares) = self.shares.clone() {
+            let step = (gradients, samples, made);
+            self.make_step_of_shares(&shares, step, replica).await?;
+            self.counters.reduced(begun.elapsed());
+            return Ok(());
+        }
+        let mean = self.mean_gradient(summed, gradients, samples, replica);
+        let mean = mean.await?;
+        self.counters.reduced(before + begun.elapsed());
+        let mirror = mirror(replica)?;
+        match mean {
+            Some(mean) => self.memory = mirror.update(mean, made).await?.into_vectors(),
+            None => mirror.note_made(made).await?,
+        }
+        Ok(())
     }
 
     /// Makes a step of a job that shares out the optimizer's state, by the gradients of so many samples.
@@ -259,11 +309,17 @@ impl Strategy for Mirrored {
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
         // The step before may have been abandoned.
-        self.summed = None;
+        (self.summed, self.on_device) = (None, None);
+        let mirror = mirror(replica)?;
         match self.batch_norm {
-            BatchNorm::Synchronised => {
-                let mirror = mirror(replica)?;
-                self.compute_together(positions, step, mirror).await
+            BatchNorm::Synchronised => self.compute_together(positions, step, mirror).await,
+            BatchNorm::PerReplica
+                if !positions.is_empty()
+                    && let Some(device) = self.device_steps(mirror) =>
+            {
+                let computed = device.compute_on_device(positions, step).await?;
+                self.on_device = Some(step.clock);
+                Ok(computed)
             }
             BatchNorm::PerReplica if self.ring.as_ref().is_some_and(Ring::has_buckets) => {
                 self.compute_in_buckets(positions, step, replica).await
@@ -283,10 +339,14 @@ impl Strategy for Mirrored {
     ) -> Result<Pushing, StrategyError> {
         let mirror = mirror(replica)?;
         let mut summed = self.take_summed(clock);
+        let on_device = self.take_on_device(clock, mirror)?;
         let finite = gradients.norm.is_finite();
         if let (false, Some(summed)) = (finite, &mut summed) {
             summed.take_back();
             gradients = whole(gradients, samples, mirror).await?;
+        }
+        if let (false, Some(device)) = (finite, on_device) {
+            gradients.values = device.gradients_on_device().await?;
         }
         let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
         let problem = (!finite).then(not_finite);
@@ -298,27 +358,16 @@ impl Strategy for Mirrored {
         self.skipped = (!finite).then_some(clock);
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };
-        let begun = Instant::now();
         let made = StepsMade {
             run: self.run,
             ring: *self.number.borrow(),
             clock: clock.next(),
         };
-        match self.shares.clone() {
-            Some(shares) => {
+        match on_device {
+            Some(device) if samples > 0 => device.update_on_device(made).await?,
+            _ => {
                 let step = (gradients, samples, made);
-                self.make_step_of_shares(&shares, step, replica).await?;
-                self.counters.reduced(begun.elapsed());
-            }
-            None => {
-                let before = summed.as_ref().map_or(Duration::ZERO, Summed::waited);
-                let mean = self.mean_gradient(summed, gradients, samples, replica);
-                let mean = mean.await?;
-                self.counters.reduced(before + begun.elapsed());
-                match mean {
-                    Some(mean) => self.memory = mirror.update(mean, made).await?.into_vectors(),
-                    None => mirror.note_made(made).await?,
-                }
+                self.make_step(summed, step, replica).await?;
             }
         }
         match problem {

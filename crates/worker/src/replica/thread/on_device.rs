@@ -1,0 +1,226 @@
+//! Training steps with gradients that stay in the memory of the replica's device.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use candle_core::Tensor;
+use nn::backward;
+use shared_proto::job::Clip;
+use shared_proto::payload::Elements;
+use shared_proto::step::Gradients;
+
+use super::gpus::{Communicator, GroupId};
+use super::memory::MissingMemory;
+use super::pass::{Begun, loss_value};
+use super::{Command, ModelReplica, Thread, nothing};
+use crate::replica::error::ReplicaError;
+use crate::replica::mirror::{DeviceSteps, StepsMade};
+use crate::replica::step::{Computed, Positions, Step};
+use crate::tables;
+use crate::variables::{DeviceGradients, DeviceGroups, VariablesError, sum_of_squares};
+
+/// The gradients of the newest step that was computed on the device.
+#[derive(Default)]
+pub(super) struct OnDevice {
+    groups: Option<Arc<DeviceGroups>>,
+    gradients: Option<DeviceGradients>,
+    /// The sum of the squares of the gradients of tables' rows.
+    squares_of_rows: f64,
+    /// The place among the GPUs of the worker.
+    communicator: Option<Communicator>,
+}
+
+impl OnDevice {
+    /// Forgets the gradients.
+    pub(super) fn forget(&mut self) {
+        self.gradients = None;
+    }
+}
+
+/// A step that several devices compute: the part of its samples that one of them has.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::replica) struct PartOfStep {
+    pub(in crate::replica) positions: Positions,
+    pub(in crate::replica) step: Step,
+    pub(in crate::replica) part: f64,
+}
+
+impl Thread {
+    /// Computes the loss and the gradients of a step. The gradients of variables are kept.
+    pub(super) fn compute_on_device(
+        &mut self,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError> {
+        let (loss, mut gradients) = self.compute_gradients(positions, step)?;
+        gradients.norm = self.limit_gradients(self.job.clip())?;
+        Ok(Computed::new(loss_value(&loss)?, gradients))
+    }
+
+    /// Computes a part of a step. The gradients are kept, each times the part. Returns the loss times the part.
+    pub(super) fn compute_part(&mut self, of: PartOfStep) -> Result<f64, ReplicaError> {
+        let groups = self.groups();
+        if of.positions.is_empty() {
+            let nothing = DeviceGradients::zeros(&groups, &self.variables)?;
+            self.on_device.gradients = Some(nothing);
+            return Ok(0.0);
+        }
+        let (loss, _) = self.compute_gradients(of.positions, of.step)?;
+        let gradients = self.on_device.gradients.take().ok_or_else(nothing)?;
+        self.on_device.gradients = Some(gradients.times(of.part)?);
+        Ok(loss_value(&loss)? * of.part)
+    }
+
+    /// Takes a place among the worker's GPUs.
+    pub(super) fn join_gpus(
+        &mut self,
+        id: GroupId,
+        rank: usize,
+        ranks: usize,
+    ) -> Result<(), ReplicaError> {
+        let joined = Communicator::join(&self.device, id, rank, ranks)?;
+        self.on_device.communicator = Some(joined);
+        Ok(())
+    }
+
+    /// Adds up the kept gradients of all of the worker's GPUs, and limits the sum. Returns its norm before.
+    pub(super) fn add_up_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
+        let on_device = &self.on_device;
+        let (Some(gradients), Some(communicator)) = (&on_device.gradients, &on_device.communicator)
+        else {
+            return Err(nothing().into());
+        };
+        gradients.each(|vector| communicator.add_up(vector))?;
+        self.limit_gradients(clip)
+    }
+
+    /// Computes the gradients of a step, and keeps those of variables. Returns the loss and those of rows, without a norm.
+    fn compute_gradients(
+        &mut self,
+        positions: Positions,
+        step: Step,
+    ) -> Result<(Tensor, Gradients), ReplicaError> {
+        self.on_device.forget();
+        let groups = self.groups();
+        let Begun {
+            batches,
+            rows,
+            step_rows,
+        } = self.begin(positions)?;
+        let [batch] = &batches[..] else {
+            return Err(nothing().into());
+        };
+        let before = self.variables.measured_on_device()?;
+        let passed = self.both_passes(batch, &self.training_pass(step), backward);
+        // Also after a failure: the step may be made again with others, and then counts from these values.
+        let changes = self.variables.restore_on_device(&before);
+        let (loss, store) = passed?;
+        let gradients = DeviceGradients::of(&groups, &self.variables, &store, &changes?)?;
+        let of_rows = step_rows.gradients(&store)?;
+        drop(store);
+        self.on_device.squares_of_rows = of_rows.iter().map(|values| sum_of_squares(values)).sum();
+        self.on_device.gradients = Some(gradients);
+        let gradients = Gradients {
+            values: Vec::new(),
+            rows: tables::gradients(&rows, of_rows),
+            norm: f64::NAN,
+        };
+        Ok((loss, gradients))
+    }
+
+    /// Limits the kept gradients. Returns their norm before.
+    fn limit_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
+        let groups = self.groups();
+        let gradients = self.on_device.gradients.take().ok_or_else(nothing)?;
+        let norm = gradients.norm(&groups, self.on_device.squares_of_rows)?;
+        let limited = gradients.clipped(&groups, clip, norm)?;
+        self.on_device.gradients = Some(limited);
+        Ok(norm)
+    }
+
+    /// Updates the variables by the gradients that are kept.
+    pub(super) fn update_on_device(&mut self, made: StepsMade) -> Result<(), ReplicaError> {
+        let groups = self.groups();
+        let gradients = self.on_device.gradients.take().ok_or_else(nothing)?;
+        let samples = self.description.training_samples;
+        self.overwritten = true;
+        let mut values = self.mirrored.values(&self.job, &self.variables, samples)?;
+        let updated = values.update_on_device(&groups, gradients, made);
+        updated.map_err(|error| match error {
+            VariablesError::Candle(error) => {
+                let step = made.clock.0.saturating_sub(1);
+                let missing = MissingMemory {
+                    variables: &self.variables,
+                    batch: None,
+                    loss: None,
+                };
+                missing.explain(error, &self.device, step).into()
+            }
+            error => error.into(),
+        })
+    }
+
+    /// Returns the gradients that are kept.
+    pub(super) fn gradients_on_device(&mut self) -> Result<Vec<Elements>, ReplicaError> {
+        let groups = self.groups();
+        let gradients = self.on_device.gradients.as_ref().ok_or_else(nothing)?;
+        Ok(gradients.on_host(&groups, self.description.variables.len())?)
+    }
+
+    fn groups(&mut self) -> Arc<DeviceGroups> {
+        let groups = &mut self.on_device.groups;
+        let new = || Arc::new(DeviceGroups::of(&self.job, &self.variables));
+        Arc::clone(groups.get_or_insert_with(new))
+    }
+}
+
+#[async_trait(?Send)]
+impl DeviceSteps for ModelReplica {
+    fn saves_copies(&self) -> bool {
+        self.on_gpu
+    }
+
+    async fn compute_on_device(
+        &self,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError> {
+        self.ask(|reply| Command::ComputeOnDevice(positions, step, reply))
+            .await
+    }
+
+    async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError> {
+        self.ask(|reply| Command::UpdateOnDevice(made, reply)).await
+    }
+
+    async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError> {
+        self.ask(Command::GradientsOnDevice).await
+    }
+}
+
+/// Several replicas, each on a GPU of its own, that add up their gradients on the GPUs.
+impl ModelReplica {
+    pub(in crate::replica) async fn join_gpus(
+        &self,
+        id: GroupId,
+        rank: usize,
+        ranks: usize,
+    ) -> Result<(), ReplicaError> {
+        self.ask(|reply| Command::JoinGpus(id, rank, ranks, reply))
+            .await
+    }
+
+    pub(in crate::replica) async fn compute_part(
+        &self,
+        of: PartOfStep,
+    ) -> Result<f64, ReplicaError> {
+        self.ask(|reply| Command::ComputePart(of, reply)).await
+    }
+
+    pub(in crate::replica) async fn add_up_gradients(
+        &self,
+        clip: Clip,
+    ) -> Result<f64, ReplicaError> {
+        self.ask(|reply| Command::AddUpGradients(clip, reply)).await
+    }
+}
