@@ -90,8 +90,18 @@ fn buckets_of_rounded_numbers_are_near_those_of_whole_ones() {
 
 #[test]
 fn a_gradient_that_is_not_finite_counts_for_nothing_though_it_has_left() {
+    skips("f32");
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_counts_for_nothing_among_rounded_ones() {
+    skips("bf16");
+}
+
+/// Trains with a worker that has a NaN from the 20th step on, and with numbers of this type between workers.
+fn skips(wire: &str) {
     let job = format!(
-        "steps = 60\nepochs = 9\nseed = 7\nnon_finite = \"skip\"\n[model]\nname = \"deep\"\n{MIRRORED}bucket_mebibytes = 0.001\n[cluster]\nworkers = 3\n"
+        "steps = 60\nepochs = 9\nseed = 7\nnon_finite = \"skip\"\n[model]\nname = \"deep\"\n{MIRRORED}wire = \"{wire}\"\nbucket_mebibytes = 0.001\n[cluster]\nworkers = 3\n"
     );
     let folder = tempfile::tempdir().unwrap();
     let digests_in = ("TEST_DIGESTS", folder.path().to_str().unwrap());

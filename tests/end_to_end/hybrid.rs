@@ -61,12 +61,22 @@ fn two_workers_in_sync_mode_equal_one_process_with_twice_the_batch() {
     let registry = Registry::builtin().model::<tests::models::Factors>("factors");
     check_equality(ratings, &hybrid("sync", 2), &registry);
 
-    let clicks = |batch| {
-        format!(
-            "seed = 3\nbatch_size = {batch}\nsteps = 50\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 500\nfields = 5\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [16]\n[optimizer]\nname = \"adam\"\n[[tables]]\ntables = \"*\"\noptimizer = {{ name = \"row-adagrad\", learning_rate = 0.1 }}\n"
-        )
-    };
     check_equality(clicks, &hybrid("sync", 2), &Registry::builtin());
+}
+
+/// A job with generated clicks, without its strategy.
+fn clicks(batch: usize) -> String {
+    format!(
+        "seed = 3\nbatch_size = {batch}\nsteps = 50\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 500\nfields = 5\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [16]\n[optimizer]\nname = \"adam\"\n[[tables]]\ntables = \"*\"\noptimizer = {{ name = \"row-adagrad\", learning_rate = 0.1 }}\n"
+    )
+}
+
+#[test]
+fn gradients_in_several_buckets_beside_tables_equal_those_of_one_process() {
+    // The layer has 33 * 16 weights, so it has a bucket of its own.
+    let strategy = hybrid("sync", 2);
+    let strategy = strategy.replace("[cluster]", "bucket_mebibytes = 0.001\n[cluster]");
+    check_equality(clicks, &strategy, &Registry::builtin());
 }
 
 #[test]

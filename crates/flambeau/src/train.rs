@@ -61,8 +61,8 @@ pub(crate) struct Options {
         default_value = "auto"
     )]
     pub(crate) device: String,
-    /// The most memory that the tensors of each worker may take of each GPU: 8GiB or 512MiB, and with /reserved behind it all of it at
-    /// once. A device may have a limit of its own, as in cuda:0@8GiB.
+    /// The most memory of each GPU that the tensors of each worker may take: 8GiB or 512MiB. With the suffix /reserved, it is taken at the
+    /// start. A device may have a limit of its own, as in cuda:0@8GiB.
     #[arg(long, env = "FLAMBEAU_DEVICE_MEMORY_LIMIT", value_name = "SIZE")]
     pub(crate) device_memory_limit: Option<MemoryLimit>,
     /// No progress bars.

@@ -22,7 +22,7 @@ use crate::{Error, Usage};
 pub fn retain(gpu: usize) -> Result<(), Error> {
     let context = keep_open(gpu)?;
     let keep = || set_threshold(current_pool(&context)?);
-    keep().map_err(refused("keep free memory"))
+    keep().map_err(driver_error("keep free memory"))
 }
 
 /// Makes a pool of at most so many bytes the GPU's current pool, until this process ends. The driver rounds the limit up. The pool takes all of
@@ -30,22 +30,22 @@ pub fn retain(gpu: usize) -> Result<(), Error> {
 /// own memory and that of libraries is outside of the pool.
 ///
 /// # Errors
-/// [`Error::Driver`], for example if the GPU has not so much memory to reserve.
+/// [`Error::Driver`], for example if less memory is free than it reserves.
 pub fn limit(gpu: usize, bytes: u64, reserve: bool) -> Result<(), Error> {
     let context = keep_open(gpu)?;
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let pool = create(&context, bytes).map_err(refused("make a pool of memory"))?;
-    set_threshold(pool).map_err(refused("keep free memory"))?;
+    let pool = create(&context, bytes).map_err(driver_error("make a pool of memory"))?;
+    set_threshold(pool).map_err(driver_error("keep free memory"))?;
     // SAFETY: the device is that of an open context, and the pool is never destroyed.
     unsafe { device::set_mem_pool(context.cu_device(), pool) }
-        .map_err(refused("use a pool of memory"))?;
+        .map_err(driver_error("use a pool of memory"))?;
     if reserve {
         let reserved = context.default_stream().alloc_zeros::<u8>(bytes);
         let reserved = reserved.and_then(|memory| {
             drop(memory);
             context.synchronize()
         });
-        reserved.map_err(refused("reserve memory"))?;
+        reserved.map_err(driver_error("reserve memory"))?;
     }
     Ok(())
 }
@@ -73,14 +73,14 @@ pub fn usage(gpu: usize) -> Result<Usage, Error> {
             )?,
         })
     };
-    read().map_err(refused("tell the use of memory"))
+    read().map_err(driver_error("report the memory in use"))
 }
 
-/// The GPUs with changed pools. A pool is only sure to stay as it is while something in the process has its GPU open.
+/// The GPUs with changed pools. They stay open, because closing a GPU may discard its pool's settings.
 static OPEN: Mutex<Vec<Arc<CudaContext>>> = Mutex::new(Vec::new());
 
 fn open(gpu: usize) -> Result<Arc<CudaContext>, Error> {
-    CudaContext::new(gpu).map_err(refused("open the GPU"))
+    CudaContext::new(gpu).map_err(driver_error("open the GPU"))
 }
 
 /// Opens a GPU until the process ends.
@@ -91,7 +91,7 @@ fn keep_open(gpu: usize) -> Result<Arc<CudaContext>, Error> {
     Ok(context)
 }
 
-fn refused(action: &'static str) -> impl Fn(DriverError) -> Error {
+fn driver_error(action: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| Error::Driver {
         action,
         reason: error.to_string(),

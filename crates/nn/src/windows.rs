@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 /// Windows of pictures of shape `[samples, channels, rows, columns]`.
 pub(crate) struct Windows {
-    /// The pictures with a border, of a whole number of steps for each place in a window.
+    /// The pictures with a border, long enough for a whole number of steps from each place in a window.
     padded: Tensor,
     /// The number of windows along each axis, and the distance from one to the next.
     counts: [usize; 2],
@@ -56,7 +56,7 @@ fn bordered(x: &Tensor, dim: usize, before: usize, after: usize, value: f64) -> 
         shape[dim] = count;
         Tensor::full(value, shape, x.device())?.to_dtype(x.dtype())
     };
-    // A GPU refuses work without elements.
+    // CUDA cannot launch a kernel for a tensor without elements.
     let mut parts = vec![x.clone()];
     if before > 0 {
         parts.insert(0, border(before)?);

@@ -34,7 +34,7 @@ pub enum Choice {
 pub enum DeviceError {
     /// The text names no device.
     #[error(
-        "{0:?} is no device; expected auto, cpu or cuda:N, and for several devices cuda:N@SIZE where memory is limited"
+        "{0:?} is no device; expected auto, cpu or cuda:N. Commands that train also take a limit of the GPU's memory, as in cuda:0@8GiB, and several devices, as in cuda:0,cuda:1"
     )]
     Unknown(String),
     /// The GPU does not answer, or this program was not built for it.
@@ -55,9 +55,9 @@ pub enum DeviceError {
     Size(String),
     /// The device has no memory of its own.
     #[error(
-        "{0:?} limits the memory of the CPU; limit that of the process instead, and leave this one out"
+        "{0:?} limits the memory of the CPU, which is not possible here; leave the limit out, or limit the process"
     )]
-    Unlimited(String),
+    LimitOfCpu(String),
     /// The memory of a GPU cannot be limited like this.
     #[error("the memory of cuda:{index} cannot be limited: {problem}")]
     Limit {
@@ -126,6 +126,9 @@ impl Choices {
         let devices = self.open()?;
         let limits = self.limits(&devices)?;
         if limits.is_empty() {
+            if self.0.iter().any(|one| one.limit.is_some()) {
+                tracing::warn!("no device is a GPU, so the limit of its memory has no effect");
+            }
             return Ok(devices);
         }
         for (index, limit) in limits {
@@ -152,7 +155,8 @@ impl Choices {
                 (Some(Some(before)), Some(limit)) => Some(before.plus(limit)),
                 (Some(None), None) => None,
                 (Some(_), _) => {
-                    let problem = "it is named with a limit and without; give each one a limit";
+                    let problem =
+                        "it is named both with a limit and without one; give each entry a limit";
                     return Err(DeviceError::Limit {
                         index,
                         problem: problem.to_owned(),
@@ -190,7 +194,7 @@ impl FromStr for Choices {
                 None => (text.trim().parse()?, None),
             };
             match (choice, limit) {
-                (Choice::Cpu, Some(_)) => Err(DeviceError::Unlimited(text.to_owned())),
+                (Choice::Cpu, Some(_)) => Err(DeviceError::LimitOfCpu(text.to_owned())),
                 _ => Ok(Requested { choice, limit }),
             }
         };

@@ -39,8 +39,8 @@ pub struct Settings {
         default_value = "auto"
     )]
     pub device: device::Choices,
-    /// The most memory that tensors may take of each GPU: 8GiB or 512MiB, and with /reserved behind it all of it at once. A device
-    /// may have a limit of its own, as in cuda:0@8GiB.
+    /// The most memory of each GPU that tensors may take: 8GiB or 512MiB. With the suffix /reserved, it is taken at the start. A device may
+    /// have a limit of its own, as in cuda:0@8GiB.
     #[arg(long, env = "FLAMBEAU_DEVICE_MEMORY_LIMIT", value_name = "SIZE")]
     pub device_memory_limit: Option<device::MemoryLimit>,
     /// The place of the data's files on this worker; overrides the job's.

@@ -328,14 +328,14 @@ async fn one_rank_of_nccl_makes_the_steps_of_a_gpu_alone() {
     let rest = "clip_norm = 0.5\n[optimizer]\nname = \"momentum\"\n";
     let alone = job("cnn", rest, "mirrored");
     let mut by_nccl = alone.clone();
-    Arc::make_mut(&mut by_nccl).strategy.cross_device = shared_proto::job::CrossDevice::Nccl;
+    Arc::make_mut(&mut by_nccl).strategy.cross_device = Some(shared_proto::job::CrossDevice::Nccl);
     let expected = values_after_steps_on_the_device(&alone).await;
     let found = values_after_steps_on_the_device(&by_nccl).await;
     assert_eq!(expected, found);
     let (registry, twice) = (Registry::builtin(), [gpu(), gpu()]);
     let started = DeviceReplicas::start(&by_nccl, &registry, &twice).await;
     let refused = started.err().unwrap().to_string();
-    assert!(refused.contains("another GPU"), "{refused}");
+    assert!(refused.contains("a different GPU"), "{refused}");
 }
 
 /// A limit is that of a process, so this test has one of its own: `--ignored a_limit_is_kept`.

@@ -156,7 +156,7 @@ async fn a_step_that_is_given_up_changes_nothing() {
 }
 
 #[tokio::test]
-async fn accumulated_and_shared_jobs_step_on_the_host() {
+async fn jobs_that_need_whole_gradients_elsewhere_step_on_the_host() {
     for job in [
         format!("accumulate = 2\n{STRATEGY}"),
         "[strategy]\nname = \"model-parallel\"\n".to_owned(),

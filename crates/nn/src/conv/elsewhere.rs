@@ -1,7 +1,7 @@
 //! Convolutions by candle's operations, for devices on which this crate does not compute.
 //!
 //! candle's own gradient for the inputs computes each element by itself, which is slow on a GPU. It is a convolution of the result's
-//! gradient, with zeros between its elements, by the kernel turned by half a circle (Dumoulin and Visin, "A guide to convolution
+//! gradient, with zeros between its elements, by the kernel rotated by 180 degrees (Dumoulin and Visin, "A guide to convolution
 //! arithmetic for deep learning", 2016, section 4).
 
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +12,18 @@ use candle_core::{
 };
 use candle_nn::Conv2dConfig;
 
+use super::geometry::Geometry;
 use crate::windows::Windows;
 
-/// Returns a convolution without groups, or with a group for each channel.
+/// Returns whether [`conv2d`] computes a convolution of these inputs: one on the CPU or an NVIDIA GPU, without groups or with a group for each
+/// channel.
+pub(super) fn computes(inputs: &Tensor, geometry: &Geometry) -> bool {
+    let device = inputs.device().is_cpu() || inputs.device().is_cuda();
+    let per_channel = (geometry.inputs, geometry.outputs) == (1, 1);
+    device && (geometry.groups == 1 || per_channel)
+}
+
+/// Returns a convolution that [`computes`] names.
 pub(super) fn conv2d(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<Tensor> {
     let (_, _, rows, columns) = weight.dims4()?;
     let kind = match (rows, columns, config.padding, config.stride) {
@@ -36,7 +45,7 @@ pub(super) fn conv2d(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) ->
 enum Kind {
     /// A kernel of one pixel: a product of matrices for each sample.
     Product,
-    /// candle's: a product of matrices after each window has become a row.
+    /// candle's: each window becomes a row (im2col), then one product of matrices.
     Unrolled,
     /// Each channel has a kernel of its own. candle computes such channels one after the other.
     Depthwise,
@@ -72,7 +81,7 @@ impl Kind {
         }
     }
 
-    /// Returns the gradient of the inputs: a convolution of the result's gradient by the turned kernel.
+    /// Returns the gradient of the inputs: a convolution of the result's gradient by the rotated kernel.
     fn gradient_of_inputs(
         self,
         inputs: &Tensor,
@@ -82,35 +91,35 @@ impl Kind {
     ) -> Result<Tensor> {
         let (_, _, height, width) = inputs.dims4()?;
         let (_, _, rows, columns) = weight.dims4()?;
-        let turned = turned(&turned(weight, 2)?, 3)?;
-        let turned = match self {
-            Self::Product => return product(gradient, &turned.transpose(0, 1)?.contiguous()?),
-            Self::Unrolled => turned.transpose(0, 1)?.contiguous()?,
-            Self::Depthwise => turned,
+        let flipped = flipped(&flipped(weight, 2)?, 3)?;
+        let flipped = match self {
+            Self::Product => return product(gradient, &flipped.transpose(0, 1)?.contiguous()?),
+            Self::Unrolled => flipped.transpose(0, 1)?.contiguous()?,
+            Self::Depthwise => flipped,
         };
         // A kernel of one pixel only mixes channels, which is less work before zeros are added.
         let mixes = self == Self::Unrolled && (rows, columns) == (1, 1);
         let first = match mixes {
-            true => product(gradient, &turned)?,
+            true => product(gradient, &flipped)?,
             false => gradient.clone(),
         };
-        let spread = spread(&spread(&first, 2, config.stride)?, 3, config.stride)?;
-        let above = Around::of(config, height, rows, spread.dim(2)?);
-        let left = Around::of(config, width, columns, spread.dim(3)?);
-        let framed = framed(&framed(&spread, 2, above)?, 3, left)?;
+        let dilated = dilated(&dilated(&first, 2, config.stride)?, 3, config.stride)?;
+        let above = Around::of(config, height, rows, dilated.dim(2)?);
+        let left = Around::of(config, width, columns, dilated.dim(3)?);
+        let padded = padded(&padded(&dilated, 2, above)?, 3, left)?;
         let plain = Conv2dConfig {
             padding: 0,
             stride: 1,
             ..*config
         };
         match mixes {
-            true => Ok(framed),
-            false => self.forward(&framed, &turned, &plain),
+            true => Ok(padded),
+            false => self.forward(&padded, &flipped, &plain),
         }
     }
 }
 
-/// A convolution that is computed, until the graph has taken its result.
+/// A convolution in the graph. Its result is computed before, and the forward pass takes it.
 struct Computed {
     kind: Kind,
     config: Conv2dConfig,
@@ -118,7 +127,7 @@ struct Computed {
 }
 
 impl Computed {
-    /// Passes the result's memory on, and forgets it.
+    /// Returns a copy of the result, and frees the result.
     fn take<S>(&self, clone: impl FnOnce(&Storage, &Layout) -> Result<S>) -> Result<(S, Shape)> {
         let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(result) = result.take() else {
@@ -231,7 +240,7 @@ fn depthwise(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<
     let (channels, _, rows, columns) = weight.dims4()?;
     let windows = windows_of(inputs, weight, config)?;
     let mut sum: Option<Tensor> = None;
-    for (row, column) in places(rows, columns) {
+    for (row, column) in taps(rows, columns) {
         let weight = weight.narrow(2, row, 1)?.narrow(3, column, 1)?;
         let weight = in_sums(&weight.reshape((1, channels, 1, 1))?)?;
         let pixels = windows.at(row * config.dilation, column * config.dilation)?;
@@ -257,10 +266,10 @@ fn weight_of_depthwise(
     let (_, _, rows, columns) = weight.dims4()?;
     let windows = windows_of(inputs, weight, config)?;
     let gradient = in_sums(gradient)?;
-    let sums = places(rows, columns).map(|(row, column)| {
+    let sums = taps(rows, columns).map(|(row, column)| {
         let pixels = windows.at(row * config.dilation, column * config.dilation)?;
         let products = (in_sums(&pixels)? * &gradient)?;
-        // In two steps, so that a GPU has enough sums to compute at a time.
+        // In two steps: candle computes each sum in one block of threads, so one step would use few of them.
         products.flatten_from(2)?.sum(2)?.sum(0)
     });
     let sums: Vec<Tensor> = sums.collect::<Result<_>>()?;
@@ -268,7 +277,7 @@ fn weight_of_depthwise(
     sums.to_dtype(weight.dtype())
 }
 
-fn places(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
+fn taps(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).flat_map(move |row| (0..columns).map(move |column| (row, column)))
 }
 
@@ -304,19 +313,19 @@ struct Around {
 }
 
 impl Around {
-    /// Returns the zeros around a spread gradient of this length, for inputs of `size` pixels.
-    fn of(config: &Conv2dConfig, size: usize, kernel: usize, spread: usize) -> Self {
+    /// Returns the zeros around a gradient with zeros between of this length, for inputs of `size` pixels.
+    fn of(config: &Conv2dConfig, size: usize, kernel: usize, dilated: usize) -> Self {
         let reach = config.dilation * (kernel - 1);
         let before = reach as isize - config.padding as isize;
         Self {
             before,
-            after: (size + reach) as isize - spread as isize - before,
+            after: (size + reach) as isize - dilated as isize - before,
         }
     }
 }
 
-/// Returns a tensor with the order of a dimension turned round.
-fn turned(x: &Tensor, dim: usize) -> Result<Tensor> {
+/// Returns a tensor with a dimension in reverse order.
+fn flipped(x: &Tensor, dim: usize) -> Result<Tensor> {
     let size = x.dim(dim)?;
     if size == 1 {
         return Ok(x.clone());
@@ -327,22 +336,22 @@ fn turned(x: &Tensor, dim: usize) -> Result<Tensor> {
 }
 
 /// Returns a tensor with `stride - 1` zeros between the elements of a dimension.
-fn spread(x: &Tensor, dim: usize, stride: usize) -> Result<Tensor> {
+fn dilated(x: &Tensor, dim: usize, stride: usize) -> Result<Tensor> {
     let size = x.dim(dim)?;
     if stride == 1 || size == 1 {
         return Ok(x.clone());
     }
     let mut dims = x.dims().to_vec();
     dims[dim] = size * stride;
-    let spread = x.unsqueeze(dim + 1)?;
-    let spread = spread
+    let dilated = x.unsqueeze(dim + 1)?;
+    let dilated = dilated
         .pad_with_zeros(dim + 1, 0, stride - 1)?
         .reshape(dims)?;
-    spread.narrow(dim, 0, (size - 1) * stride + 1)
+    dilated.narrow(dim, 0, (size - 1) * stride + 1)
 }
 
 /// Returns a tensor with zeros around a dimension.
-fn framed(x: &Tensor, dim: usize, around: Around) -> Result<Tensor> {
+fn padded(x: &Tensor, dim: usize, around: Around) -> Result<Tensor> {
     let length = x.dim(dim)? as isize;
     let [cut_before, cut_after] =
         [around.before, around.after].map(|zeros| zeros.min(0).unsigned_abs());

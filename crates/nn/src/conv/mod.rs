@@ -185,7 +185,7 @@ fn apply(
     }
     let sum = match empty {
         true => Tensor::zeros(geometry.result(), inputs.dtype(), inputs.device())?,
-        false if config.groups == 1 || (geometry.inputs, geometry.outputs) == (1, 1) => {
+        false if elsewhere::computes(inputs, &geometry) => {
             elsewhere::conv2d(inputs, weight, config)?
         }
         false => inputs.conv2d_with_algo(
@@ -204,7 +204,7 @@ fn apply(
 fn finish(sum: Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let sum = match bias {
         Some(bias) => {
-            // In two steps, so that a GPU has enough sums to compute at a time in the backward pass.
+            // In two steps: candle computes each sum in one block of threads, so one step would use few of them.
             let (samples, channels, _, _) = sum.dims4()?;
             let bias = bias.reshape((1, channels, 1, 1))?;
             sum.broadcast_add(&bias.broadcast_as((samples, channels, 1, 1))?)?

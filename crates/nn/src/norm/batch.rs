@@ -204,7 +204,7 @@ impl BatchNorm {
     fn train_elsewhere(&self, inputs: &Tensor, size: usize) -> Result<(Tensor, RunningStatistics)> {
         let rows = inputs.reshape(((), self.channels(), size))?;
         let count = rows.dim(0)? * size;
-        // In two steps, so that a GPU has enough sums to compute at a time.
+        // In two steps: candle computes each sum in one block of threads, so one step would use few of them.
         let mean = rows.mean(2)?.mean(0)?;
         let centered = rows.broadcast_sub(&of_channels(&mean, &rows)?)?;
         let variance = centered.sqr()?.mean(2)?.mean(0)?;
@@ -244,8 +244,8 @@ impl BatchNorm {
     }
 }
 
-/// Returns numbers of channels for each sample of `rows`, of shape `[samples, channels, 1]`. The backward pass of their operations with the rows
-/// then has two steps, so that a GPU has enough sums to compute at a time.
+/// Returns numbers of channels for each sample of `rows`, of shape `[samples, channels, 1]`. The sums of the
+/// backward pass then have two steps, which use more threads of a GPU than one.
 fn of_channels(numbers: &Tensor, rows: &Tensor) -> Result<Tensor> {
     let (samples, channels, _) = rows.dims3()?;
     let numbers = numbers.reshape((1, channels, 1))?;

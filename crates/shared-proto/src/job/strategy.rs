@@ -29,8 +29,9 @@ pub struct Strategy {
     /// next ones; absent: an eighth of the gradients, at least 0.5 and at most 25.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_mebibytes: Option<f64>,
-    /// The place where the devices of `mirrored` add up their gradients.
-    pub cross_device: CrossDevice,
+    /// `mirrored`: the place where devices add up their gradients; absent: the GPUs, by NCCL, where it is possible.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cross_device: Option<CrossDevice>,
     /// `model-parallel`: the order in which stages compute micro-batches; absent: [`PipelineSchedule::OneForwardOneBackward`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<PipelineSchedule>,
@@ -71,7 +72,7 @@ struct Written {
     batch_norm: BatchNorm,
     optimizer_copies: Option<u32>,
     bucket_mebibytes: Option<f64>,
-    cross_device: CrossDevice,
+    cross_device: Option<CrossDevice>,
     schedule: Option<PipelineSchedule>,
     micro_batches: Option<u32>,
     stages: Option<u32>,
@@ -88,7 +89,7 @@ impl Default for Written {
             batch_norm: BatchNorm::PerReplica,
             optimizer_copies: None,
             bucket_mebibytes: None,
-            cross_device: CrossDevice::Auto,
+            cross_device: None,
             schedule: None,
             micro_batches: None,
             stages: None,
@@ -130,12 +131,9 @@ impl From<Written> for Strategy {
 }
 
 /// The place where the devices of `mirrored` add up their gradients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CrossDevice {
-    /// NCCL where it is possible, otherwise the worker's memory.
-    #[default]
-    Auto,
     /// The worker's memory.
     Host,
     /// The GPUs, by NVIDIA's NCCL.
@@ -146,7 +144,6 @@ impl CrossDevice {
     /// Returns the name in job files.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Auto => "auto",
             Self::Host => "host",
             Self::Nccl => "nccl",
         }
@@ -346,7 +343,7 @@ mod tests {
                 Job::from_toml(&format!("[strategy]\n{strategy}"))
             };
             let mirrored = job("mirrored").unwrap();
-            assert_eq!(mirrored.strategy.cross_device.name(), place);
+            assert_eq!(mirrored.strategy.cross_device.unwrap().name(), place);
             assert_eq!(Job::from_toml(&mirrored.to_toml()).unwrap(), mirrored);
             let error = job("central-storage").unwrap_err().to_string();
             let start = format!(

@@ -23,16 +23,17 @@ fn the_template_says_the_defaults_and_names_every_setting() {
         .map(|line| line.strip_prefix("#: ").unwrap_or(line))
         .fold(String::new(), |text, line| text + line + "\n");
     // Some of them exclude others.
-    const WITHOUT_BUCKETS: [&str; 6] = [
+    const WITHOUT_BUCKETS: [&str; 7] = [
         "clip_value",
         "clip_norm",
         "optimizer_copies",
+        "cross_device",
         "schedule",
         "micro_batches",
         "stages",
     ];
     for (strategy, others) in [
-        ("model-parallel", &["bucket_mebibytes"][..]),
+        ("model-parallel", &["bucket_mebibytes", "cross_device"][..]),
         ("multi-worker-mirrored", &WITHOUT_BUCKETS),
     ] {
         let counts = |line: &&str| !others.iter().any(|other| line.starts_with(other));

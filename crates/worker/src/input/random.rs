@@ -13,7 +13,10 @@ const TRAINING: u64 = 60_000;
 /// The number is small, because an evaluation interrupts the measurement.
 const EVALUATION: u64 = 1_000;
 
-/// The most bytes of all pictures.
+/// The bytes of a label.
+const LABEL_BYTES: u64 = 4;
+
+/// The most bytes of all training samples.
 const MOST_BYTES: u64 = 1 << 36;
 
 /// The source `random`.
@@ -30,15 +33,21 @@ impl Source for Random {
         };
         let (training, classes) = (count("samples", TRAINING)?, count("classes", 10)?);
         let (size, channels) = (count("size", 28)?, count("channels", 1)?);
-        let bytes = [size, size, channels, training];
-        let bytes = bytes.iter().try_fold(1u64, |all, n| all.checked_mul(*n));
-        let classes = u32::try_from(classes).ok();
-        let (Some(_), Some(classes)) = (bytes.filter(|bytes| *bytes <= MOST_BYTES), classes) else {
-            return Err(InputError::Invalid(format!(
-                "`data.options` has {training} samples of {channels} x {size} x {size}; together they may have {MOST_BYTES} bytes, and there are at most {} classes",
+        let classes = u32::try_from(classes).map_err(|_| {
+            InputError::Invalid(format!(
+                "`data.options.classes` is {classes}, but must be at most {}",
                 u32::MAX
+            ))
+        })?;
+        let mut pixels = [size, size, channels].into_iter();
+        let pixels = pixels.try_fold(1u64, |all, n| all.checked_mul(n));
+        let bytes =
+            pixels.and_then(|pixels| pixels.checked_add(LABEL_BYTES)?.checked_mul(training));
+        if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
+            return Err(InputError::Invalid(format!(
+                "`data.options` asks for {training} samples of {channels} x {size} x {size} bytes; at most {MOST_BYTES} bytes are possible"
             )));
-        };
+        }
         let mut random = ChaCha8Rng::seed_from_u64(setup.seed);
         let mut samples = |count: u64| {
             let mut pixels = vec![0; (count * channels * size * size) as usize];

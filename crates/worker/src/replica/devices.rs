@@ -1,17 +1,17 @@
 //! Several replicas as one, each on a device of its own. The samples of a step are shared out among them, and the mean of their
-//! gradients is the gradient of all.
+//! gradients is the gradient of all. `gpus` adds up gradients on the GPUs.
 
-use std::collections::BTreeSet;
+mod gpus;
+
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use candle_core::{Device, DeviceLocation};
+use candle_core::Device;
 use futures_util::future::{join_all, try_join_all};
-use shared_proto::job::{BatchNorm, Clip, CrossDevice, Job, StrategyName};
+use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
-use shared_proto::step::Gradients;
 
 use super::error::ReplicaError;
 use super::filling::Filling;
@@ -22,7 +22,7 @@ use super::mirror::{
 };
 use super::rounds::{Others, meet, rounds};
 use super::step::{Computed, Positions, Step};
-use super::thread::{GroupId, ModelReplica, PartOfStep};
+use super::thread::ModelReplica;
 use crate::device;
 use crate::registry::Registry;
 use crate::variables::{BucketedGradients, Part, mean_gradients};
@@ -64,12 +64,11 @@ impl DeviceReplicas {
             let unclipped = Arc::make_mut(&mut of_part);
             (unclipped.clip_value, unclipped.clip_norm) = (None, None);
         }
-        let on_gpus = on_gpus(job, devices)?;
+        let on_gpus = gpus::add_up(job, devices)?;
         let own_queues: Vec<Device>;
         let devices = match on_gpus {
-            // NCCL has trouble with the queues that candle gives to threads.
             true => {
-                own_queues = with_one_queue_each(devices)?;
+                own_queues = gpus::with_one_queue_each(devices)?;
                 &own_queues
             }
             false => devices,
@@ -91,10 +90,7 @@ impl DeviceReplicas {
         let central =
             strategy == StrategyName::CentralStorage || job.strategy.optimizer_copies.is_some();
         if on_gpus {
-            let id = GroupId::new()?;
-            let ranks = replicas.iter().enumerate();
-            let joined = ranks.map(|(rank, replica)| replica.join_gpus(id, rank, count));
-            try_join_all(joined).await?;
+            gpus::join(&replicas).await?;
         }
         tell(devices);
         Ok(Self {
@@ -111,7 +107,7 @@ impl DeviceReplicas {
         registry: &Registry,
         devices: &[Device],
     ) -> Result<Self, ReplicaError> {
-        let of_stages = with_one_queue_each(devices)?;
+        let of_stages = gpus::with_one_queue_each(devices)?;
         let replica = ModelReplica::start_on(job.clone(), registry.clone(), of_stages);
         let replicas = vec![replica.await?];
         tell(devices);
@@ -183,46 +179,6 @@ impl DeviceReplicas {
         let parts: Vec<Part> = values.iter().enumerate().map(part).collect();
         join_all(others.iter().map(|replica| replica.take_in(parts.clone()))).await;
         Ok(())
-    }
-}
-
-/// Returns the devices, each with one queue for the work of all threads.
-fn with_one_queue_each(devices: &[Device]) -> Result<Vec<Device>, ReplicaError> {
-    let devices = devices.iter().map(device::with_one_queue);
-    let devices = devices.collect::<Result<_, _>>();
-    devices.map_err(|error| ReplicaError::Devices(error.to_string()))
-}
-
-/// Returns whether the replicas of a job add up their gradients on these GPUs.
-fn on_gpus(job: &Job, devices: &[Device]) -> Result<bool, ReplicaError> {
-    let wanted = job.strategy.cross_device;
-    let several = devices.len() > 1 || wanted == CrossDevice::Nccl;
-    let mirrored = job.strategy.name == StrategyName::Mirrored;
-    if !mirrored || wanted == CrossDevice::Host || !several {
-        return Ok(false);
-    }
-    let numbers = devices.iter().map(|device| match device.location() {
-        DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
-        DeviceLocation::Cpu | DeviceLocation::Metal { .. } => None,
-    });
-    let numbers: Option<BTreeSet<usize>> = numbers.collect();
-    let apart = numbers.is_some_and(|numbers| numbers.len() == devices.len());
-    let problem = match apart {
-        _ if !cfg!(feature = "nccl") => {
-            "this program was built without the feature `nccl` (docs/cuda.md)"
-        }
-        false => "each device must be another GPU",
-        true if job.accumulate > 1 => "the job adds up several batches in a step (`accumulate`)",
-        true if job.strategy.batch_norm == BatchNorm::Synchronised => {
-            "`strategy.batch_norm = \"synchronised\"` adds up in the worker's memory"
-        }
-        true => return Ok(true),
-    };
-    match wanted {
-        CrossDevice::Nccl => Err(ReplicaError::Devices(format!(
-            "`strategy.cross_device = \"nccl\"` is not possible: {problem}; leave it out, or use \"host\""
-        ))),
-        CrossDevice::Auto | CrossDevice::Host => Ok(false),
     }
 }
 
@@ -428,52 +384,6 @@ impl Mirror for DeviceReplicas {
             [one] => one.device_steps(),
             _ => None,
         }
-    }
-}
-
-/// The replicas add up their gradients on the GPUs, and each makes the same update.
-#[async_trait(?Send)]
-impl DeviceSteps for DeviceReplicas {
-    fn saves_copies(&self) -> bool {
-        true
-    }
-
-    async fn compute_on_device(
-        &self,
-        positions: Positions,
-        step: Step,
-    ) -> Result<Computed, ReplicaError> {
-        let parts = self.replicas.iter().enumerate();
-        let computing = parts.map(|(number, replica)| {
-            let share = self.share(positions, number, replica);
-            let (positions, step, part) = (share.positions, share.of(step), share.part);
-            replica.compute_part(PartOfStep {
-                positions,
-                step,
-                part,
-            })
-        });
-        // A GPU that adds up would wait for one that has failed before.
-        let losses = try_join_all(computing).await?;
-        let adding = self.replicas.iter();
-        let adding = adding.map(|replica| replica.add_up_gradients(self.clip));
-        let norms = try_join_all(adding).await?;
-        let gradients = Gradients {
-            values: Vec::new(),
-            rows: Vec::new(),
-            norm: norms.first().copied().unwrap_or_default(),
-        };
-        Ok(Computed::new(losses.iter().sum(), gradients))
-    }
-
-    async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError> {
-        let updating = self.replicas.iter();
-        let updating = updating.map(|replica| replica.update_on_device(made));
-        try_join_all(updating).await.map(drop)
-    }
-
-    async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.first().gradients_on_device().await
     }
 }
 

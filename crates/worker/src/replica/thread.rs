@@ -25,7 +25,7 @@ use shared_proto::payload::Elements;
 use tokio::sync::{mpsc, oneshot};
 
 use self::buckets::Bucketed;
-pub(super) use self::gpus::GroupId;
+pub(super) use self::gpus::NcclId;
 #[cfg(feature = "nccl")]
 use self::nccl as gpus;
 use self::on_device::OnDevice;
@@ -64,7 +64,7 @@ enum Command {
     ComputeOnDevice(Positions, Step, Reply<Computed>),
     UpdateOnDevice(StepsMade, Reply<()>),
     /// With the rank of this GPU, and the number of ranks.
-    JoinGpus(GroupId, usize, usize, Reply<()>),
+    JoinGpus(NcclId, usize, usize, Reply<()>),
     ComputePart(PartOfStep, Reply<f64>),
     AddUpGradients(Clip, Reply<f64>),
     GradientsOnDevice(Reply<Vec<Elements>>),

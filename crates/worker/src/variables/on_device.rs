@@ -38,28 +38,34 @@ struct Group {
 impl DeviceGroups {
     /// Returns the groups of a job's variables.
     pub fn of(job: &Job, variables: &Variables) -> Self {
+        Self::of_size(job, variables, ELEMENTS)
+    }
+
+    /// Returns groups that take no more variables once they have `most` elements.
+    pub fn of_size(job: &Job, variables: &Variables, most: usize) -> Self {
         let mut groups: Vec<(VariableRule, Group)> = Vec::new();
         for (number, (spec, _)) in variables.0.iter().enumerate() {
             if !spec.kind.takes_updates() {
                 continue;
             }
             let rule = VariableRule::of(job, spec, 0);
-            let mut open = groups.iter_mut().rev();
-            let group = match open.find(|(other, _)| rule.is_like(other)) {
-                Some((_, group)) if group.elements() < ELEMENTS => group,
-                _ => {
+            let fits = |(other, joined): &(VariableRule, Group)| {
+                rule.is_like(other) && joined.elements() < most
+            };
+            let place = match groups.iter().position(fits) {
+                Some(place) => place,
+                None => {
+                    let (variables, places) = (Vec::new(), Vec::new());
                     let group = Group {
-                        variables: Vec::new(),
-                        places: Vec::new(),
+                        variables,
+                        places,
                         kind: spec.kind,
                     };
                     groups.push((rule, group));
-                    match groups.last_mut() {
-                        Some((_, group)) => group,
-                        None => continue,
-                    }
+                    groups.len() - 1
                 }
             };
+            let (_, group) = &mut groups[place];
             let start = group.elements();
             group.variables.push(number);
             group.places.push(start..start + spec.elements());
@@ -73,9 +79,10 @@ impl Group {
         self.places.last().map_or(0, |last| last.end)
     }
 
-    /// Returns the variables' tensors as one vector.
+    /// Returns the variables' tensors as one vector, without the operations that made them: slots that knew these would keep the tensors of
+    /// all steps before.
     fn join(&self, tensor: impl Fn(usize) -> Result<Tensor>) -> Result<Tensor> {
-        let flat = |number: &usize| tensor(*number)?.flatten_all();
+        let flat = |number: &usize| tensor(*number)?.detach().flatten_all();
         let flat: Vec<Tensor> = self.variables.iter().map(flat).collect::<Result<_>>()?;
         Tensor::cat(&flat, 0)
     }
@@ -101,7 +108,7 @@ impl Variables {
     /// candle's.
     pub(crate) fn measured_on_device(&self) -> Result<MeasuredOnDevice> {
         let copy = |(_, var, measured): (&VariableSpec, &Var, bool)| match measured {
-            true => var.copy().map(Some),
+            true => var.as_detached_tensor().copy().map(Some),
             false => Ok(None),
         };
         self.each()
@@ -122,7 +129,7 @@ impl Variables {
         for (number, ((spec, var, _), before)) in self.each().zip(&before.0).enumerate() {
             if spec.kind == VariableKind::Averaged {
                 let change = match before {
-                    Some(before) => (before - var.as_tensor())?,
+                    Some(before) => (before - var.as_detached_tensor())?,
                     None => var.zeros_like()?,
                 };
                 changes.insert(number, change);
@@ -168,7 +175,7 @@ impl DeviceGradients {
         Ok(Self(vectors.collect::<Result<_>>()?))
     }
 
-    /// Returns gradients from host vectors in which those of all variables lie behind each other, in the order of their numbers.
+    /// Returns gradients from the host: a vector for each variable, by its number. Those of frozen variables may be empty.
     ///
     /// # Errors
     /// candle's.
@@ -496,4 +503,60 @@ fn ftrl_weights(
     let l2 = own.l2 + own.beta / (2.0 * rate);
     let divisor = after.affine(inverse, f64::from(2.0 * l2))?;
     (linear.clamp(-l1, l1)? - &*linear)? / divisor
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+    use candle_nn::Init;
+
+    use super::*;
+
+    /// Slots that knew the operations behind them would keep the tensors of all steps before.
+    #[test]
+    fn no_vector_knows_the_operations_that_made_it() {
+        for optimizer in [
+            "name = \"momentum\"\nweight_decay = 0.1",
+            "name = \"adam\"\nweight_decay = 0.1",
+            "name = \"ftrl\"",
+        ] {
+            let job = format!("ema_decay = 0.5\n[optimizer]\n{optimizer}\n");
+            let job = Job::from_toml(&job).unwrap();
+            let (init, device) = (Init::Const(0.5), Device::Cpu);
+            let kind_of = VariableKind::by_name;
+            let built = Variables::build::<_, candle_core::Error>(1, kind_of, &device, |vars| {
+                let average = vars.pp("norm").get(3, "running_mean")?;
+                Ok((vars.get_with_hints((3, 3), "a", init)?, average))
+            });
+            let (variables, (weight, _)) = built.unwrap();
+            let groups = DeviceGroups::of(&job, &variables);
+            let rules = variables.0.iter();
+            let rules: Vec<_> = rules
+                .map(|(spec, _)| VariableRule::of(&job, spec, 9))
+                .collect();
+            let zeros = [0.0; 27];
+            let of = |number: usize| {
+                let elements = variables.0[number].0.elements();
+                let slots = rules[number].rule_slots().count * elements;
+                (&zeros[..slots], &zeros[..elements])
+            };
+            let mut slots = DeviceSlots::upload(&groups, &variables, &rules, of).unwrap();
+            for step in 0..3 {
+                let before = variables.measured_on_device().unwrap();
+                // candle's gradient of a direct operand knows its operations.
+                let x = Tensor::ones((3, 3), DType::F32, &device).unwrap();
+                let loss = x.matmul(&weight).unwrap().sqr().unwrap().sum_all().unwrap();
+                let store = loss.backward().unwrap();
+                let changes = variables.restore_on_device(&before).unwrap();
+                let gradients = DeviceGradients::of(&groups, &variables, &store, &changes).unwrap();
+                assert!(gradients.0.iter().all(|vector| !vector.track_op()));
+                let update_of = |rule: &VariableRule| rule.update_after(step, 1.0);
+                let rules = (&variables, &rules[..]);
+                slots.update(&groups, rules, update_of, gradients).unwrap();
+                let all = slots.0.iter();
+                let mut all = all.flat_map(|own| own.slots.iter().chain(&own.averages));
+                assert!(all.all(|vector| !vector.track_op()), "{optimizer}");
+            }
+        }
+    }
 }

@@ -169,6 +169,7 @@ impl LocalOptimizer {
             let problem = "slots that are shared out are updated on the host";
             return Err(VariablesError::Range(problem.to_owned()));
         }
+        self.check_whole()?;
         let mut on_device = match self.on_device.take() {
             Some(on_device) => on_device,
             None => self.upload(variables, groups)?,
@@ -209,9 +210,8 @@ impl LocalOptimizer {
         let Some(on_device) = self.on_device.as_mut().filter(|slots| slots.newer) else {
             return Ok(());
         };
-        let mut parts = self.held.parts.iter_mut();
+        let parts = self.held.parts.iter_mut();
         let mut parts: BTreeMap<usize, &mut [f32]> = parts
-            .by_ref()
             .map(|part| (part.variable, &mut part.slots[..]))
             .collect();
         let averages = &mut self.averages;

@@ -22,7 +22,7 @@ use flambeau_worker::input::{Column, Dataset, InMemory, InputError, Order, Purpo
 use flambeau_worker::registry::Registry;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use shared_proto::job::Data;
+use shared_proto::job::{Data, Job};
 use tempfile::TempDir;
 
 fn load(data: &Data, seed: u64) -> Result<Dataset, InputError> {
@@ -212,7 +212,7 @@ fn settings_that_a_source_does_not_take_are_refused_with_those_it_takes() {
         (
             "random",
             "count = 3",
-            ["`data.options.count`", "\"random\"", "takes none"],
+            ["`data.options.count`", "\"random\"", "takes samples, size"],
         ),
         (
             "csv",
@@ -286,5 +286,29 @@ fn data_that_no_model_could_learn_is_refused() {
     ] {
         let error = Dataset::in_memory(training, evaluation).err().unwrap();
         assert_says(&error.to_string(), &[said]);
+    }
+}
+
+#[test]
+fn the_noise_has_the_sizes_that_are_asked_for() {
+    let open = |options: &str| {
+        let data = format!("[data]\nkind = \"random\"\n[data.options]\n{options}");
+        let job = Job::from_toml(&data).unwrap();
+        Registry::builtin().open(&job.data, job.seed, Purpose::Training)
+    };
+    let data = open("samples = 40\nsize = 6\nchannels = 3\nclasses = 4").unwrap();
+    assert_eq!((data.training.count(), data.evaluation.count()), (40, 40));
+    assert_eq!(data.signature.inputs[0].shape, [3, 6, 6]);
+    for (options, problem) in [
+        ("size = 0", "`data.options.size` is 0"),
+        ("size = 4294967296", "bytes are possible"),
+        ("samples = 68719476736\nsize = 1", "bytes are possible"),
+        (
+            "classes = 4294967296",
+            "`data.options.classes` is 4294967296",
+        ),
+    ] {
+        let error = open(options).err().unwrap().to_string();
+        assert!(error.contains(problem), "{options}: {error}");
     }
 }

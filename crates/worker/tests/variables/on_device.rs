@@ -22,9 +22,10 @@ const OPTIMIZERS: [&str; 10] = [
     "name = \"ftrl\"\nlearning_rate_power = -0.3",
 ];
 
-/// Two variables, an averaged one and a frozen one.
+/// Three variables, an averaged one and a frozen one. The first and the last have the same rule.
 fn make(vars: &VarBuilder) -> candle_core::Result<Vec<Tensor>> {
     let mut made = a_and_b(vars)?;
+    made.push(vars.pp("last").get((2, 2), "weight")?);
     made.push(vars.pp("norm").get(4, "running_mean")?);
     made.push(vars.pp("frozen").get(5, "weight")?);
     Ok(made)
@@ -83,30 +84,37 @@ fn update_on_host((variables, optimizer): &mut (Variables, LocalOptimizer), step
 fn updates_on_the_device_are_those_on_the_host() {
     for optimizer in OPTIMIZERS {
         let job = job(optimizer);
-        let (mut host, mut device) = (built(&job), built(&job));
-        let groups = Arc::new(DeviceGroups::of(&job, &device.0));
-        for step in 0..8 {
-            update_on_host(&mut host, step);
-            // The slots move to the host in between, and back.
-            match step {
-                5 => update_on_host(&mut device, step),
-                _ => update_on_device(&mut device, &groups, step),
-            }
-            if step % 3 == 0 {
-                let [expected, found] = [&mut host, &mut device]
-                    .map(|(variables, optimizer)| optimizer.state(variables).unwrap());
-                assert_eq!(expected.len(), found.len());
-                for (element, (expected, found)) in expected.iter().zip(&found).enumerate() {
-                    let apart = (expected - found).abs() / expected.abs().max(0.1);
-                    assert!(
-                        apart < 1e-5,
-                        "{optimizer}, step {step}, element {element}: {found} in place of {expected}"
-                    );
-                }
+        for most in [1, 5, 1000] {
+            check(&job, optimizer, most);
+        }
+    }
+}
+
+/// Compares updates of vectors that take no more variables once they have `most` elements.
+fn check(job: &Job, optimizer: &str, most: usize) {
+    let (mut host, mut device) = (built(job), built(job));
+    let groups = Arc::new(DeviceGroups::of_size(job, &device.0, most));
+    for step in 0..8 {
+        update_on_host(&mut host, step);
+        // The slots move to the host in between, and back.
+        match step {
+            5 => update_on_host(&mut device, step),
+            _ => update_on_device(&mut device, &groups, step),
+        }
+        if step % 3 == 0 {
+            let [expected, found] = [&mut host, &mut device]
+                .map(|(variables, optimizer)| optimizer.state(variables).unwrap());
+            assert_eq!(expected.len(), found.len());
+            for (element, (expected, found)) in expected.iter().zip(&found).enumerate() {
+                let apart = (expected - found).abs() / expected.abs().max(0.1);
+                assert!(
+                    apart < 1e-5,
+                    "{optimizer}, step {step}, element {element}: {found} in place of {expected}"
+                );
             }
         }
-        assert_eq!(host.1.updates(), device.1.updates());
     }
+    assert_eq!(host.1.updates(), device.1.updates());
 }
 
 #[test]

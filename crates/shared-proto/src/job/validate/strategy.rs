@@ -1,7 +1,7 @@
 //! Checks of a job's strategy.
 
 use super::Shown;
-use crate::job::{BatchNorm, CrossDevice, Job, JobError, Mode, Strategy, StrategyName};
+use crate::job::{BatchNorm, Job, JobError, Mode, Strategy, StrategyName};
 
 /// The most micro-batches of a batch, and the most stages of a model: the order of a step is made from both.
 const MOST_MICRO_BATCHES: u32 = 4096;
@@ -97,8 +97,8 @@ impl Strategy {
     /// Checks the place where devices add up, which is a choice with `mirrored` alone.
     pub(super) fn validate_cross_device(&self) -> Result<(), JobError> {
         match (self.cross_device, self.name) {
-            (CrossDevice::Auto, _) | (_, StrategyName::Mirrored) => Ok(()),
-            (place, name) => Err(JobError::Unused {
+            (None, _) | (_, StrategyName::Mirrored) => Ok(()),
+            (Some(place), name) => Err(JobError::Unused {
                 field: "strategy.cross_device",
                 value: format!("{:?}", place.name()),
                 other: "strategy.name",

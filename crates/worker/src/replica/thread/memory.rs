@@ -1,5 +1,7 @@
 //! The error of a step for which a device has too little memory.
 
+use std::collections::BTreeSet;
+
 use candle_core::{Device, DeviceLocation, Error, Tensor};
 
 use crate::candle_error::plain;
@@ -7,14 +9,14 @@ use crate::device;
 use crate::model::Batch;
 use crate::variables::Variables;
 
-/// Words in the errors of CUDA and of its libraries if memory is missing.
-const MISSING: [&str; 2] = ["OUT_OF_MEMORY", "ALLOC_FAILED"];
+/// Parts of the names of CUDA's and its libraries' errors for lack of memory.
+const PARTS_OF_NAMES: [&str; 2] = ["OUT_OF_MEMORY", "ALLOC_FAILED"];
 
 /// The number of tensors that the error names.
-const NAMED: usize = 3;
+const LISTED: usize = 3;
 
-/// The tensors of a step, by which missing memory is explained.
-pub(super) struct MissingMemory<'a> {
+/// The tensors of a step, by which lack of memory is explained.
+pub(super) struct OutOfMemory<'a> {
     pub(super) variables: &'a Variables,
     /// The samples; none in an update.
     pub(super) batch: Option<&'a Batch>,
@@ -22,12 +24,12 @@ pub(super) struct MissingMemory<'a> {
     pub(super) loss: Option<&'a Tensor>,
 }
 
-impl MissingMemory<'_> {
-    /// Explains an error if memory is missing, by the step, its samples and the largest tensors. `done` is the number of steps before. Other
+impl OutOfMemory<'_> {
+    /// Explains an error for lack of memory by the step, its samples and the largest tensors. `done` is the number of steps before. Other
     /// errors stay as they are.
     pub(super) fn explain(&self, error: Error, device: &Device, done: u64) -> Error {
         let text = plain(&error);
-        if !MISSING.iter().any(|missing| text.contains(missing)) {
+        if !PARTS_OF_NAMES.iter().any(|name| text.contains(name)) {
             return error;
         }
         let largest: Vec<String> = self.largest().into_iter().map(|(_, name)| name).collect();
@@ -37,7 +39,7 @@ impl MissingMemory<'_> {
                 "Lower batch_size, with `accumulate` if the step should stay as large, or use more devices",
             ),
             None => (
-                "its update of the variables".to_owned(),
+                "the update of the variables".to_owned(),
                 "Use an optimizer with fewer slots, or more devices",
             ),
         };
@@ -55,7 +57,7 @@ impl MissingMemory<'_> {
         let variables = self.variables.each();
         let variables = variables.map(|(spec, var, _)| (var.as_tensor(), spec.to_string()));
         let described = |tensor: &Tensor, what: &str| {
-            format!("{what} {:?} of {:?}", tensor.shape(), tensor.dtype())
+            format!("{what} {:?} of {}", tensor.dims(), tensor.dtype().as_str())
         };
         let columns = self.batch.into_iter().flat_map(Batch::tensors);
         let columns = columns.map(|(name, tensor)| {
@@ -65,13 +67,18 @@ impl MissingMemory<'_> {
         let mut all: Vec<_> = variables.chain(columns).collect();
         let nodes = self.loss.map(Tensor::sorted_nodes).unwrap_or_default();
         for node in nodes {
-            if !all.iter().any(|(known, _)| known.id() == node.id()) {
-                all.push((
-                    node,
-                    described(node, "a result of the forward pass, a tensor"),
-                ));
-            }
+            all.push((
+                node,
+                described(node, "a result of the forward pass, a tensor"),
+            ));
         }
+        // Each memory once, and none that has fewer elements than its tensor.
+        let mut seen = BTreeSet::new();
+        all.retain(|(tensor, _)| {
+            let (storage, layout) = tensor.storage_and_layout();
+            let address = std::ptr::from_ref(&*storage).addr();
+            !layout.stride().contains(&0) && seen.insert(address)
+        });
         let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
         let all = all.into_iter();
         let mut all: Vec<_> = all
@@ -82,7 +89,7 @@ impl MissingMemory<'_> {
             })
             .collect();
         all.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        all.truncate(NAMED);
+        all.truncate(LISTED);
         all
     }
 }
@@ -118,9 +125,10 @@ mod tests {
         let (variables, large) = built.unwrap();
         let inputs = Tensor::zeros((7, 500), DType::F32, &device).unwrap();
         let batch = Batch::of(7).with_input("image", inputs);
-        let loss = (large.broadcast_as((4, 300, 300)).unwrap() * 2.0).unwrap();
+        let result = (large.broadcast_as((4, 300, 300)).unwrap() * 2.0).unwrap();
+        let loss = result.flatten_all().unwrap();
         let explain = |text: &str| {
-            let tensors = MissingMemory {
+            let tensors = OutOfMemory {
                 variables: &variables,
                 batch: Some(&batch),
                 loss: Some(&loss),
@@ -131,7 +139,7 @@ mod tests {
         let explained = explain("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
         for part in [
             "7 samples in step 12",
-            "forward pass, a tensor [4, 300, 300]",
+            "[360000] of f32 (1.4 MiB); ",
             "large",
             "0.3 MiB",
             "batch_size",

@@ -7,12 +7,12 @@ use candle_core::{
     CpuStorage, CudaStorage, Device, Error, InplaceOp1, Layout, Result, Tensor, bail,
 };
 
-/// The name under which GPUs find each other.
+/// NCCL's id of a group of GPUs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GroupId(Id);
+pub(crate) struct NcclId(Id);
 
-impl GroupId {
-    /// Returns a name that no other group has.
+impl NcclId {
+    /// Returns the id of a new group.
     ///
     /// # Errors
     /// NCCL's.
@@ -21,16 +21,16 @@ impl GroupId {
     }
 }
 
-/// A place among the GPUs of a process.
+/// A GPU's membership in a group.
 #[derive(Debug)]
 pub(crate) struct Communicator(Comm);
 
 impl Communicator {
-    /// Takes a place among `ranks` GPUs. Returns once all have.
+    /// Joins the group as one of `ranks` GPUs. Returns once all have joined.
     ///
     /// # Errors
     /// NCCL's, or if the device is no GPU.
-    pub(crate) fn join(device: &Device, id: GroupId, rank: usize, ranks: usize) -> Result<Self> {
+    pub(crate) fn join(device: &Device, id: NcclId, rank: usize, ranks: usize) -> Result<Self> {
         let stream = device.as_cuda_device()?.cuda_stream();
         // NCCL looks for the GPU of the thread.
         let bound = stream.context().bind_to_thread();
@@ -77,7 +77,11 @@ impl InplaceOp1 for AddUp<'_> {
 }
 
 fn refused(error: NcclError) -> Error {
-    Error::msg(format!("NCCL failed ({:?})", error.0)).bt()
+    Error::msg(format!(
+        "NCCL failed ({:?}); set NCCL_DEBUG=INFO to see why",
+        error.0
+    ))
+    .bt()
 }
 
 #[cfg(test)]
@@ -87,7 +91,7 @@ mod tests {
     #[test]
     fn one_rank_adds_up_its_own_tensor() {
         let device = Device::new_cuda(0).unwrap();
-        let alone = Communicator::join(&device, GroupId::new().unwrap(), 0, 1).unwrap();
+        let alone = Communicator::join(&device, NcclId::new().unwrap(), 0, 1).unwrap();
         let numbers: Vec<f32> = (0..1 << 20).map(|n| n as f32 * 0.5).collect();
         let tensor = Tensor::from_slice(&numbers, numbers.len(), &device).unwrap();
         alone.add_up(&tensor).unwrap();

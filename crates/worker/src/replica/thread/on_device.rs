@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use candle_core::Tensor;
+use candle_core::{Error, Tensor};
 use nn::backward;
 use shared_proto::job::Clip;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
 
-use super::gpus::{Communicator, GroupId};
-use super::memory::MissingMemory;
+use super::gpus::{Communicator, NcclId};
+use super::memory::OutOfMemory;
 use super::pass::{Begun, loss_value};
 use super::{Command, ModelReplica, Thread, nothing};
 use crate::replica::error::ReplicaError;
@@ -26,7 +26,7 @@ pub(super) struct OnDevice {
     gradients: Option<DeviceGradients>,
     /// The sum of the squares of the gradients of tables' rows.
     squares_of_rows: f64,
-    /// The place among the GPUs of the worker.
+    /// The membership in the group of the worker's GPUs.
     communicator: Option<Communicator>,
 }
 
@@ -53,7 +53,7 @@ impl Thread {
         step: Step,
     ) -> Result<Computed, ReplicaError> {
         let (loss, mut gradients) = self.compute_gradients(positions, step)?;
-        gradients.norm = self.limit_gradients(self.job.clip())?;
+        gradients.norm = self.clip_gradients(self.job.clip())?;
         Ok(Computed::new(loss_value(&loss)?, gradients))
     }
 
@@ -66,15 +66,15 @@ impl Thread {
             return Ok(0.0);
         }
         let (loss, _) = self.compute_gradients(of.positions, of.step)?;
-        let gradients = self.on_device.gradients.take().ok_or_else(nothing)?;
+        let gradients = self.on_device.gradients.take().ok_or_else(not_kept)?;
         self.on_device.gradients = Some(gradients.times(of.part)?);
         Ok(loss_value(&loss)? * of.part)
     }
 
-    /// Takes a place among the worker's GPUs.
+    /// Joins the group of the worker's GPUs.
     pub(super) fn join_gpus(
         &mut self,
-        id: GroupId,
+        id: NcclId,
         rank: usize,
         ranks: usize,
     ) -> Result<(), ReplicaError> {
@@ -83,15 +83,15 @@ impl Thread {
         Ok(())
     }
 
-    /// Adds up the kept gradients of all of the worker's GPUs, and limits the sum. Returns its norm before.
+    /// Adds up the kept gradients of all of the worker's GPUs, and clips the sum. Returns its norm before.
     pub(super) fn add_up_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
         let on_device = &self.on_device;
         let (Some(gradients), Some(communicator)) = (&on_device.gradients, &on_device.communicator)
         else {
-            return Err(nothing().into());
+            return Err(not_kept().into());
         };
         gradients.each(|vector| communicator.add_up(vector))?;
-        self.limit_gradients(clip)
+        self.clip_gradients(clip)
     }
 
     /// Computes the gradients of a step, and keeps those of variables. Returns the loss and those of rows, without a norm.
@@ -115,6 +115,8 @@ impl Thread {
         // Also after a failure: the step may be made again with others, and then counts from these values.
         let changes = self.variables.restore_on_device(&before);
         let (loss, store) = passed?;
+        // Without the results of the passes, which it would keep.
+        let loss = loss.detach();
         let gradients = DeviceGradients::of(&groups, &self.variables, &store, &changes?)?;
         let of_rows = step_rows.gradients(&store)?;
         drop(store);
@@ -128,20 +130,20 @@ impl Thread {
         Ok((loss, gradients))
     }
 
-    /// Limits the kept gradients. Returns their norm before.
-    fn limit_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
+    /// Clips the kept gradients. Returns their norm before.
+    fn clip_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
         let groups = self.groups();
-        let gradients = self.on_device.gradients.take().ok_or_else(nothing)?;
+        let gradients = self.on_device.gradients.take().ok_or_else(not_kept)?;
         let norm = gradients.norm(&groups, self.on_device.squares_of_rows)?;
-        let limited = gradients.clipped(&groups, clip, norm)?;
-        self.on_device.gradients = Some(limited);
+        let clipped = gradients.clipped(&groups, clip, norm)?;
+        self.on_device.gradients = Some(clipped);
         Ok(norm)
     }
 
     /// Updates the variables by the gradients that are kept.
     pub(super) fn update_on_device(&mut self, made: StepsMade) -> Result<(), ReplicaError> {
         let groups = self.groups();
-        let gradients = self.on_device.gradients.take().ok_or_else(nothing)?;
+        let gradients = self.on_device.gradients.take().ok_or_else(not_kept)?;
         let samples = self.description.training_samples;
         self.overwritten = true;
         let mut values = self.mirrored.values(&self.job, &self.variables, samples)?;
@@ -149,7 +151,7 @@ impl Thread {
         updated.map_err(|error| match error {
             VariablesError::Candle(error) => {
                 let step = made.clock.0.saturating_sub(1);
-                let missing = MissingMemory {
+                let missing = OutOfMemory {
                     variables: &self.variables,
                     batch: None,
                     loss: None,
@@ -163,7 +165,7 @@ impl Thread {
     /// Returns the gradients that are kept.
     pub(super) fn gradients_on_device(&mut self) -> Result<Vec<Elements>, ReplicaError> {
         let groups = self.groups();
-        let gradients = self.on_device.gradients.as_ref().ok_or_else(nothing)?;
+        let gradients = self.on_device.gradients.as_ref().ok_or_else(not_kept)?;
         Ok(gradients.on_host(&groups, self.description.variables.len())?)
     }
 
@@ -172,6 +174,12 @@ impl Thread {
         let new = || Arc::new(DeviceGroups::of(&self.job, &self.variables));
         Arc::clone(groups.get_or_insert_with(new))
     }
+}
+
+fn not_kept() -> Error {
+    Error::msg(
+        "no gradients of a step are kept on the device; this is a fault of the program, please report it",
+    )
 }
 
 #[async_trait(?Send)]
@@ -202,7 +210,7 @@ impl DeviceSteps for ModelReplica {
 impl ModelReplica {
     pub(in crate::replica) async fn join_gpus(
         &self,
-        id: GroupId,
+        id: NcclId,
         rank: usize,
         ranks: usize,
     ) -> Result<(), ReplicaError> {

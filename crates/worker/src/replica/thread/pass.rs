@@ -7,7 +7,7 @@ use candle_core::{Tensor, Var};
 use nn::{backward, synchronised};
 use shared_proto::step::WantedRows;
 
-use super::memory::MissingMemory;
+use super::memory::OutOfMemory;
 use super::{Thread, nothing};
 use crate::model::{Batch, Pass};
 use crate::replica::error::ReplicaError;
@@ -86,7 +86,7 @@ impl Thread {
         pass: &Pass,
         backward: impl FnOnce(&Tensor) -> candle_core::Result<GradStore>,
     ) -> candle_core::Result<(Tensor, GradStore)> {
-        let mut tensors = MissingMemory {
+        let mut tensors = OutOfMemory {
             variables: &self.variables,
             batch: Some(batch),
             loss: None,

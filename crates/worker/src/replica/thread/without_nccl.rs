@@ -1,12 +1,12 @@
-//! The replacement for NCCL in a program without it. It refuses.
+//! Stands in for `nccl` in a program without it; each call fails.
 
 use candle_core::{Device, Result, Tensor, bail};
 
-/// The name under which GPUs find each other.
+/// NCCL's id of a group of GPUs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GroupId(());
+pub(crate) struct NcclId(());
 
-impl GroupId {
+impl NcclId {
     /// Refuses.
     ///
     /// # Errors
@@ -18,7 +18,7 @@ impl GroupId {
     }
 }
 
-/// A place among the GPUs of a process.
+/// A GPU's membership in a group.
 #[derive(Debug)]
 pub(crate) struct Communicator(std::convert::Infallible);
 
@@ -27,11 +27,11 @@ impl Communicator {
     ///
     /// # Errors
     /// Always.
-    pub(crate) fn join(_: &Device, _: GroupId, _: usize, _: usize) -> Result<Self> {
+    pub(crate) fn join(_: &Device, _: NcclId, _: usize, _: usize) -> Result<Self> {
         bail!("this program was built without NCCL")
     }
 
-    /// Adds up a tensor. There is no communicator that could.
+    /// Is never called: without NCCL no communicator exists.
     ///
     /// # Errors
     /// None.

@@ -311,16 +311,16 @@ impl Strategy for Mirrored {
         // The step before may have been abandoned.
         (self.summed, self.on_device) = (None, None);
         let mirror = mirror(replica)?;
+        if self.batch_norm == BatchNorm::PerReplica
+            && !positions.is_empty()
+            && let Some(device) = self.device_steps(mirror)
+        {
+            let computed = device.compute_on_device(positions, step).await?;
+            self.on_device = Some(step.clock);
+            return Ok(computed);
+        }
         match self.batch_norm {
             BatchNorm::Synchronised => self.compute_together(positions, step, mirror).await,
-            BatchNorm::PerReplica
-                if !positions.is_empty()
-                    && let Some(device) = self.device_steps(mirror) =>
-            {
-                let computed = device.compute_on_device(positions, step).await?;
-                self.on_device = Some(step.clock);
-                Ok(computed)
-            }
             BatchNorm::PerReplica if self.ring.as_ref().is_some_and(Ring::has_buckets) => {
                 self.compute_in_buckets(positions, step, replica).await
             }
