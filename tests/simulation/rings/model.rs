@@ -13,9 +13,9 @@ use shared_proto::ids::Epoch;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want};
 use worker::replica::{
-    Computed, Description, Evaluation, EvaluationPart, Filling, Held, InBuckets, Mirror,
-    MirrorState, OptimizerParts, Others, Positions, Prepared, Replica, ReplicaError, SlotShare,
-    Step, StepsMade, ValuesId,
+    Computed, Description, DeviceSteps, Evaluation, EvaluationPart, Filling, Held, InBuckets,
+    Mirror, MirrorState, OptimizerParts, Others, Positions, Prepared, Replica, ReplicaError,
+    SlotShare, Step, StepsMade, ValuesId,
 };
 use worker::variables::{BucketedGradients, Part};
 
@@ -47,6 +47,8 @@ struct Own {
     prepared: Option<PreparedStep>,
     /// The gradient of the newest step in buckets, by variable.
     bucketed: Vec<Vec<f32>>,
+    /// The gradient of the newest step that was computed on the device, by variable.
+    on_device: Option<Vec<Vec<f32>>>,
     /// The slots before those, until a step is made.
     before: Option<(SlotShare, Option<PreparedStep>, Vec<f32>)>,
 }
@@ -287,6 +289,44 @@ impl Mirror for Kept {
 
     async fn swap_averages(&self) -> Result<(), ReplicaError> {
         Ok(())
+    }
+
+    /// Half of the replicas are on a GPU.
+    fn device_steps(&self) -> Option<&dyn DeviceSteps> {
+        self.chance(2).is_multiple_of(2).then_some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl DeviceSteps for Kept {
+    fn saves_copies(&self) -> bool {
+        true
+    }
+
+    async fn compute_on_device(
+        &self,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError> {
+        tokio::time::sleep(self.step).await;
+        self.history.computed(&self.name, step.clock.0, positions);
+        let gradient = self.shape.gradient(step.clock.0, positions);
+        self.own.lock().unwrap().on_device = Some(gradient);
+        Ok(of_values(Vec::new()))
+    }
+
+    async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError> {
+        let gradient = self.own.lock().unwrap().on_device.take();
+        let gradient = gradient.expect("a step was computed on the device");
+        self.has_made(self.history.made(&self.name), made);
+        self.history.updated(&self.name, gradient.concat(), made);
+        Ok(())
+    }
+
+    async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError> {
+        let gradient = self.own.lock().unwrap().on_device.clone();
+        let gradient = gradient.unwrap_or_default().into_iter();
+        Ok(gradient.map(Elements::from).collect())
     }
 }
 

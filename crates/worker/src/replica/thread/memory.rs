@@ -133,8 +133,7 @@ mod tests {
                 batch: Some(&batch),
                 loss: Some(&loss),
             };
-            let error = tensors.explain(Error::msg(text.to_owned()), &device, 11);
-            error.to_string()
+            plain(&tensors.explain(Error::msg(text.to_owned()), &device, 11))
         };
         let explained = explain("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
         for part in [
