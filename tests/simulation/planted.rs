@@ -66,7 +66,7 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::HalfAStep, 0),
     (Fault::MissingPieces, 2),
     (Fault::OwnOrder, 19),
-    (Fault::LeftTooEarly, 6),
+    (Fault::LeftTooEarly, 15),
     (Fault::SlotsNotTaken, 2),
     (Fault::OldSlots, 13),
 ];
