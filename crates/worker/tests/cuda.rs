@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
-use flambeau_worker::device::{self, Choice, Choices};
+use candle_core::Device;
+use flambeau_worker::device::{self, Choice};
 use flambeau_worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
 use flambeau_worker::registry::Registry;
 use flambeau_worker::replica::{
@@ -336,39 +336,4 @@ async fn one_rank_of_nccl_makes_the_steps_of_a_gpu_alone() {
     let started = DeviceReplicas::start(&by_nccl, &registry, &twice).await;
     let refused = started.err().unwrap().to_string();
     assert!(refused.contains("a different GPU"), "{refused}");
-}
-
-/// A limit is that of a process, so this test has one of its own: `--ignored a_limit_is_kept`.
-#[test]
-#[ignore = "limits the memory of the whole process"]
-fn a_limit_is_kept() {
-    let choices: Choices = "cuda:0@1GiB".parse().unwrap();
-    for _ in 0..2 {
-        let devices = choices.open_to_train().unwrap();
-        let tensor = |mebibytes: usize| {
-            let begun = std::time::Instant::now();
-            let made = Tensor::zeros(mebibytes << 18, DType::F32, &devices[0]);
-            let made = made.and_then(|tensor| tensor.device().synchronize().map(|()| tensor));
-            println!("{mebibytes} MiB: {:?}, {:?}", made.is_ok(), begun.elapsed());
-            made
-        };
-        tensor(512).unwrap();
-        let error = tensor(2048).unwrap_err().to_string();
-        assert!(error.contains("OUT_OF_MEMORY"), "{error}");
-        let mut held = Vec::new();
-        while let Ok(tensor) = tensor(64) {
-            held.push(tensor);
-        }
-        assert!((12..=17).contains(&held.len()), "{}", held.len());
-        drop(held);
-        tensor(512).unwrap();
-    }
-    let other: Choices = "cuda:0@2GiB".parse().unwrap();
-    assert!(
-        other
-            .open_to_train()
-            .unwrap_err()
-            .to_string()
-            .contains("1GiB already")
-    );
 }

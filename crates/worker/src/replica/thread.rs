@@ -28,8 +28,8 @@ use self::buckets::Bucketed;
 pub(super) use self::gpus::NcclId;
 #[cfg(feature = "nccl")]
 use self::nccl as gpus;
-use self::on_device::OnDevice;
 pub(super) use self::on_device::PartOfStep;
+use self::on_device::{DeviceCommand, OnDevice};
 #[cfg(not(feature = "nccl"))]
 use self::without_nccl as gpus;
 use super::build::{Built, Place, build, precision};
@@ -37,7 +37,7 @@ use super::error::{ReplicaError, panic_message};
 use super::evaluating::Evaluating;
 use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::{InBuckets, Mirror, StepsMade};
+use super::mirror::{InBuckets, Mirror};
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::pipeline::{Pipeline, devices_of_stages};
 use super::reader::{self, Assembled, Batches, Request};
@@ -61,13 +61,7 @@ enum Command {
     ComputeInBuckets(Positions, Step, Filling, Reply<InBuckets>),
     BucketedGradients(Reply<Vec<Elements>>),
     GradientOrder(Reply<Vec<usize>>),
-    ComputeOnDevice(Positions, Step, Reply<Computed>),
-    UpdateOnDevice(StepsMade, Reply<()>),
-    /// With the rank of this GPU, and the number of ranks.
-    JoinGpus(NcclId, usize, usize, Reply<()>),
-    ComputePart(PartOfStep, Reply<f64>),
-    AddUpGradients(Clip, Reply<f64>),
-    GradientsOnDevice(Reply<Vec<Elements>>),
+    OnDevice(DeviceCommand),
     Evaluate(EvaluationPart, Reply<Evaluation>),
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
@@ -334,22 +328,7 @@ impl Thread {
                     drop(reply.send(self.bucketed_gradients()));
                 }
                 Command::GradientOrder(reply) => drop(reply.send(Ok(self.gradient_order()))),
-                Command::ComputeOnDevice(positions, step, reply) => {
-                    drop(reply.send(self.compute_on_device(positions, step)));
-                }
-                Command::UpdateOnDevice(made, reply) => {
-                    drop(reply.send(self.update_on_device(made)));
-                }
-                Command::JoinGpus(id, rank, ranks, reply) => {
-                    drop(reply.send(self.join_gpus(id, rank, ranks)));
-                }
-                Command::ComputePart(of, reply) => drop(reply.send(self.compute_part(of))),
-                Command::AddUpGradients(clip, reply) => {
-                    drop(reply.send(self.add_up_gradients(clip)));
-                }
-                Command::GradientsOnDevice(reply) => {
-                    drop(reply.send(self.gradients_on_device()));
-                }
+                Command::OnDevice(command) => self.serve_on_device(command),
                 Command::Evaluate(part, reply) => drop(reply.send(self.evaluate(part))),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {

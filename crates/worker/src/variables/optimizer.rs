@@ -2,12 +2,13 @@
 //!
 //! In a job that shares out the optimizer's state, a worker has the slots of some elements alone. An update then has two halves: it is
 //! prepared by the new values of these elements, and made once those of all others have come. In between nothing changes, so
-//! a prepared update can be given up, and its slots can be handed to others as if it were made.
+//! a prepared update can be given up, and its slots can be handed to others as if it were made. `on_device` makes updates in a device's
+//! memory.
+
+mod on_device;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use optimizer::{Part, VariableRule};
@@ -15,10 +16,10 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
 use shared_proto::payload::{self, LeF32};
 
+use self::on_device::OnDevice;
 use super::buckets::BucketedGradients;
 use super::error::VariablesError;
 use super::memory::{elements, overwrite};
-use super::on_device::{DeviceGradients, DeviceGroups, DeviceSlots};
 use super::set::Variables;
 use super::slots::{Places, SlotPart};
 use super::update::Apply;
@@ -40,14 +41,6 @@ pub struct LocalOptimizer {
     updates: u64,
     /// The factor of the learning rate in updates that are made from now on.
     lowered_to: f64,
-}
-
-/// Slots and averages in a device's memory.
-struct OnDevice {
-    groups: Arc<DeviceGroups>,
-    slots: DeviceSlots,
-    /// True if those on the host are older.
-    newer: bool,
 }
 
 /// Slots of some elements, and the update of these that is prepared.
@@ -152,86 +145,6 @@ impl LocalOptimizer {
             })?;
         }
         self.updates += 1;
-        Ok(())
-    }
-
-    /// Updates the variables by gradients in their device's memory. The slots stay there until they are wanted on the host.
-    ///
-    /// # Errors
-    /// [`VariablesError::Range`] if the job shares out its slots, or candle's.
-    pub fn update_on_device(
-        &mut self,
-        variables: &Variables,
-        groups: &Arc<DeviceGroups>,
-        gradients: DeviceGradients,
-    ) -> Result<(), VariablesError> {
-        if self.shares_slots {
-            let problem = "slots that are shared out are updated on the host";
-            return Err(VariablesError::Range(problem.to_owned()));
-        }
-        self.check_whole()?;
-        let mut on_device = match self.on_device.take() {
-            Some(on_device) => on_device,
-            None => self.upload(variables, groups)?,
-        };
-        let (updates, lowered_to) = (self.updates, self.lowered_to);
-        let update_of = |rule: &VariableRule| rule.update_after(updates, lowered_to);
-        let rules = (variables, &self.rules[..]);
-        on_device.newer = true;
-        on_device
-            .slots
-            .update(groups, rules, update_of, gradients)?;
-        self.on_device = Some(on_device);
-        self.updates += 1;
-        Ok(())
-    }
-
-    fn upload(
-        &self,
-        variables: &Variables,
-        groups: &Arc<DeviceGroups>,
-    ) -> Result<OnDevice, VariablesError> {
-        let parts = self.held.parts.iter();
-        let parts: BTreeMap<usize, &[f32]> =
-            parts.map(|part| (part.variable, &part.slots[..])).collect();
-        let of = |number: usize| {
-            let slots = parts.get(&number).copied().unwrap_or_default();
-            (slots, &self.averages[number][..])
-        };
-        Ok(OnDevice {
-            slots: DeviceSlots::upload(groups, variables, &self.rules, of)?,
-            groups: Arc::clone(groups),
-            newer: false,
-        })
-    }
-
-    /// Copies slots and averages from the device, if those on the host are older.
-    fn copy_from_device(&mut self) -> Result<(), VariablesError> {
-        let Some(on_device) = self.on_device.as_mut().filter(|slots| slots.newer) else {
-            return Ok(());
-        };
-        let parts = self.held.parts.iter_mut();
-        let mut parts: BTreeMap<usize, &mut [f32]> = parts
-            .map(|part| (part.variable, &mut part.slots[..]))
-            .collect();
-        let averages = &mut self.averages;
-        let to = |number: usize, slot: Option<usize>, values: &[f32]| match slot {
-            None => averages[number].copy_from_slice(values),
-            Some(slot) => {
-                if let Some(slots) = parts.get_mut(&number) {
-                    slots[slot * values.len()..][..values.len()].copy_from_slice(values);
-                }
-            }
-        };
-        on_device.slots.download(&on_device.groups, to)?;
-        on_device.newer = false;
-        Ok(())
-    }
-
-    /// Continues on the host.
-    fn leave_device(&mut self) -> Result<(), VariablesError> {
-        self.copy_from_device()?;
-        self.on_device = None;
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use super::pass::{Begun, loss_value};
 use super::{Command, ModelReplica, Thread, nothing};
 use crate::replica::error::ReplicaError;
 use crate::replica::mirror::{DeviceSteps, StepsMade};
+use crate::replica::mirrored::Reply;
 use crate::replica::step::{Computed, Positions, Step};
 use crate::tables;
 use crate::variables::{DeviceGradients, DeviceGroups, VariablesError, sum_of_squares};
@@ -37,6 +38,17 @@ impl OnDevice {
     }
 }
 
+/// A command of steps on the device.
+pub(super) enum DeviceCommand {
+    Compute(Positions, Step, Reply<Computed>),
+    Update(StepsMade, Reply<()>),
+    Gradients(Reply<Vec<Elements>>),
+    /// With the rank of this GPU, and the number of ranks.
+    JoinGpus(NcclId, usize, usize, Reply<()>),
+    ComputePart(PartOfStep, Reply<f64>),
+    AddUp(Clip, Reply<f64>),
+}
+
 /// A step that several devices compute: the part of its samples that one of them has.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::replica) struct PartOfStep {
@@ -46,8 +58,24 @@ pub(in crate::replica) struct PartOfStep {
 }
 
 impl Thread {
+    /// Executes a command. A caller that is gone does not need the answer.
+    pub(super) fn serve_on_device(&mut self, command: DeviceCommand) {
+        match command {
+            DeviceCommand::Compute(positions, step, reply) => {
+                drop(reply.send(self.compute_on_device(positions, step)));
+            }
+            DeviceCommand::Update(made, reply) => drop(reply.send(self.update_on_device(made))),
+            DeviceCommand::Gradients(reply) => drop(reply.send(self.gradients_on_device())),
+            DeviceCommand::JoinGpus(id, rank, ranks, reply) => {
+                drop(reply.send(self.join_gpus(id, rank, ranks)));
+            }
+            DeviceCommand::ComputePart(of, reply) => drop(reply.send(self.compute_part(of))),
+            DeviceCommand::AddUp(clip, reply) => drop(reply.send(self.add_up_gradients(clip))),
+        }
+    }
+
     /// Computes the loss and the gradients of a step. The gradients of variables are kept.
-    pub(super) fn compute_on_device(
+    fn compute_on_device(
         &mut self,
         positions: Positions,
         step: Step,
@@ -58,7 +86,7 @@ impl Thread {
     }
 
     /// Computes a part of a step. The gradients are kept, each times the part. Returns the loss times the part.
-    pub(super) fn compute_part(&mut self, of: PartOfStep) -> Result<f64, ReplicaError> {
+    fn compute_part(&mut self, of: PartOfStep) -> Result<f64, ReplicaError> {
         let groups = self.groups();
         if of.positions.is_empty() {
             let nothing = DeviceGradients::zeros(&groups, &self.variables)?;
@@ -72,19 +100,14 @@ impl Thread {
     }
 
     /// Joins the group of the worker's GPUs.
-    pub(super) fn join_gpus(
-        &mut self,
-        id: NcclId,
-        rank: usize,
-        ranks: usize,
-    ) -> Result<(), ReplicaError> {
+    fn join_gpus(&mut self, id: NcclId, rank: usize, ranks: usize) -> Result<(), ReplicaError> {
         let joined = Communicator::join(&self.device, id, rank, ranks)?;
         self.on_device.communicator = Some(joined);
         Ok(())
     }
 
     /// Adds up the kept gradients of all of the worker's GPUs, and clips the sum. Returns its norm before.
-    pub(super) fn add_up_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
+    fn add_up_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
         let on_device = &self.on_device;
         let (Some(gradients), Some(communicator)) = (&on_device.gradients, &on_device.communicator)
         else {
@@ -141,7 +164,7 @@ impl Thread {
     }
 
     /// Updates the variables by the gradients that are kept.
-    pub(super) fn update_on_device(&mut self, made: StepsMade) -> Result<(), ReplicaError> {
+    fn update_on_device(&mut self, made: StepsMade) -> Result<(), ReplicaError> {
         let groups = self.groups();
         let gradients = self.on_device.gradients.take().ok_or_else(not_kept)?;
         let samples = self.description.training_samples;
@@ -163,7 +186,7 @@ impl Thread {
     }
 
     /// Returns the gradients that are kept.
-    pub(super) fn gradients_on_device(&mut self) -> Result<Vec<Elements>, ReplicaError> {
+    fn gradients_on_device(&mut self) -> Result<Vec<Elements>, ReplicaError> {
         let groups = self.groups();
         let gradients = self.on_device.gradients.as_ref().ok_or_else(not_kept)?;
         Ok(gradients.on_host(&groups, self.description.variables.len())?)
@@ -193,16 +216,18 @@ impl DeviceSteps for ModelReplica {
         positions: Positions,
         step: Step,
     ) -> Result<Computed, ReplicaError> {
-        self.ask(|reply| Command::ComputeOnDevice(positions, step, reply))
+        self.ask(|reply| Command::OnDevice(DeviceCommand::Compute(positions, step, reply)))
             .await
     }
 
     async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError> {
-        self.ask(|reply| Command::UpdateOnDevice(made, reply)).await
+        self.ask(|reply| Command::OnDevice(DeviceCommand::Update(made, reply)))
+            .await
     }
 
     async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.ask(Command::GradientsOnDevice).await
+        self.ask(|reply| Command::OnDevice(DeviceCommand::Gradients(reply)))
+            .await
     }
 }
 
@@ -214,7 +239,7 @@ impl ModelReplica {
         rank: usize,
         ranks: usize,
     ) -> Result<(), ReplicaError> {
-        self.ask(|reply| Command::JoinGpus(id, rank, ranks, reply))
+        self.ask(|reply| Command::OnDevice(DeviceCommand::JoinGpus(id, rank, ranks, reply)))
             .await
     }
 
@@ -222,13 +247,15 @@ impl ModelReplica {
         &self,
         of: PartOfStep,
     ) -> Result<f64, ReplicaError> {
-        self.ask(|reply| Command::ComputePart(of, reply)).await
+        self.ask(|reply| Command::OnDevice(DeviceCommand::ComputePart(of, reply)))
+            .await
     }
 
     pub(in crate::replica) async fn add_up_gradients(
         &self,
         clip: Clip,
     ) -> Result<f64, ReplicaError> {
-        self.ask(|reply| Command::AddUpGradients(clip, reply)).await
+        self.ask(|reply| Command::OnDevice(DeviceCommand::AddUp(clip, reply)))
+            .await
     }
 }

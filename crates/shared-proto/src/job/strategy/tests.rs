@@ -1,0 +1,253 @@
+//! Valid and invalid strategies.
+
+use super::*;
+use crate::job::Job;
+
+#[test]
+fn the_mode_follows_from_the_name() {
+    let mirrored = Job::default()
+        .with("strategy.name=multi-worker-mirrored")
+        .unwrap();
+    assert_eq!(mirrored.strategy.mode, Mode::Sync);
+    assert_eq!(Job::from_toml(&mirrored.to_toml()).unwrap(), mirrored);
+    let error = mirrored
+        .with("strategy.mode=async")
+        .unwrap()
+        .validate()
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "job setting `strategy.mode` is \"async\", but must be \"sync\", or absent, for strategies without parameter servers"
+    );
+    let bounded = Job::default().with("strategy.mode=sync").unwrap();
+    assert_eq!(bounded.strategy.mode, Mode::Sync);
+}
+
+#[test]
+fn batch_norm_is_synchronised_where_replicas_compute_together() {
+    let job = |name: &str| {
+        Job::from_toml(&format!(
+            "[strategy]\nname = \"{name}\"\nbatch_norm = \"synchronised\""
+        ))
+    };
+    for name in ["mirrored", "central-storage", "multi-worker-mirrored"] {
+        let job = job(name).unwrap();
+        assert_eq!(job.strategy.batch_norm, BatchNorm::Synchronised);
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+    }
+    for (name, why) in [
+        ("parameter-server", "its workers have no links"),
+        ("one-device", "its only replica has all samples"),
+        ("model-parallel", "its stages compute one micro-batch"),
+    ] {
+        let error = job(name).unwrap_err().to_string();
+        let start = format!(
+            "job setting `strategy.batch_norm` is \"synchronised\", but it does not count with `strategy.name` \"{name}\"; {why}"
+        );
+        assert!(error.starts_with(&start), "{error}");
+    }
+}
+
+#[test]
+fn the_place_where_devices_add_up_is_a_choice_of_mirrored() {
+    for place in ["host", "nccl"] {
+        let job = |name: &str| {
+            let strategy = format!("name = \"{name}\"\ncross_device = \"{place}\"");
+            Job::from_toml(&format!("[strategy]\n{strategy}"))
+        };
+        let mirrored = job("mirrored").unwrap();
+        assert_eq!(mirrored.strategy.cross_device.unwrap().name(), place);
+        assert_eq!(Job::from_toml(&mirrored.to_toml()).unwrap(), mirrored);
+        let error = job("central-storage").unwrap_err().to_string();
+        let start = format!(
+            "job setting `strategy.cross_device` is \"{place}\", but it does not count with `strategy.name` \"central-storage\""
+        );
+        assert!(error.starts_with(&start), "{error}");
+    }
+}
+
+#[test]
+fn gradients_leave_in_buckets_where_workers_add_them_up() {
+    let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
+    for name in ["multi-worker-mirrored", "hybrid"] {
+        let job = job(&format!("name = \"{name}\"\nbucket_mebibytes = 0.5")).unwrap();
+        assert_eq!(job.strategy.bucket_mebibytes, Some(0.5));
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+    }
+    let mirrored = "name = \"multi-worker-mirrored\"\nbucket_mebibytes = ";
+    for (settings, why) in [
+        (
+            "bucket_mebibytes = 4.5".to_owned(),
+            "is 4.5, but it does not count with `strategy.name` \"parameter-server\"",
+        ),
+        (
+            format!("{mirrored}1.0\noptimizer_copies = 2"),
+            "is 1, but it does not count with `strategy.optimizer_copies` 2",
+        ),
+        (
+            format!("{mirrored}1.0\nbatch_norm = \"synchronised\""),
+            "is 1, but it does not count with `strategy.batch_norm` \"synchronised\"",
+        ),
+        (format!("{mirrored}0.0"), "is 0, but must be more than 0"),
+        (format!("{mirrored}-1.0"), "is -1, but must be more than 0"),
+        (format!("{mirrored}nan"), "is NaN, but must be more than 0"),
+        (format!("{mirrored}inf"), "is inf, but must be more than 0"),
+    ] {
+        let error = job(&settings).unwrap_err().to_string();
+        let start = format!("job setting `strategy.bucket_mebibytes` {why}");
+        assert!(error.starts_with(&start), "{error}");
+    }
+    for (setting, other) in [
+        ("clip_norm = 0.5", "`clip_norm` 0.5"),
+        ("clip_value = 0.5", "`clip_value` 0.5"),
+        ("accumulate = 2", "`accumulate` 2"),
+    ] {
+        let job = Job::from_toml(&format!("{setting}\n[strategy]\n{mirrored}1.0"));
+        let error = job.unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("does not count with {other}")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn optimizer_state_is_shared_out_where_workers_form_rings() {
+    let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
+    for name in ["multi-worker-mirrored", "hybrid", "model-parallel"] {
+        let job = job(&format!("name = \"{name}\"\noptimizer_copies = 2")).unwrap();
+        assert_eq!(job.strategy.optimizer_copies, Some(2));
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+    }
+    for (settings, why) in [
+        (
+            "optimizer_copies = 2",
+            "job setting `strategy.optimizer_copies` is 2, but it does not count with `strategy.name` \"parameter-server\"",
+        ),
+        (
+            "name = \"mirrored\"\noptimizer_copies = 1",
+            "job setting `strategy.optimizer_copies` is 1, but it does not count with `strategy.name` \"mirrored\"",
+        ),
+        (
+            "name = \"hybrid\"\noptimizer_copies = 0",
+            "job setting `strategy.optimizer_copies` is 0, but must be at least 1, or absent",
+        ),
+    ] {
+        let error = job(settings).unwrap_err().to_string();
+        assert!(error.starts_with(why), "{error}");
+    }
+}
+
+#[test]
+fn steps_are_computed_ahead_where_servers_apply_gradients_as_they_come() {
+    let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
+    for mode in ["bounded", "async"] {
+        let job = job(&format!("mode = \"{mode}\"\npipeline = 1")).unwrap();
+        assert_eq!(job.strategy.pipeline, 1);
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+    }
+    assert_eq!(job("").unwrap().strategy.pipeline, 0);
+    assert!(job("name = \"mirrored\"\npipeline = 0").is_ok());
+    for (settings, expected) in [
+        (
+            "pipeline = 2",
+            "job setting `strategy.pipeline` is 2, but must be 0 or 1",
+        ),
+        (
+            "mode = \"sync\"\npipeline = 1",
+            "job setting `strategy.pipeline` is 1, but it does not count with `strategy.mode` \"sync\"; leave it out, or set the mode to \"bounded\" or \"async\"",
+        ),
+        (
+            "staleness = 0\npipeline = 1",
+            "job setting `strategy.pipeline` is 1, but it does not count with `strategy.staleness` 0; leave it out, or allow a lead of at least one step",
+        ),
+    ] {
+        let error = job(settings).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    assert!(job("mode = \"async\"\nstaleness = 0\npipeline = 1").is_ok());
+    for name in [
+        "mirrored",
+        "central-storage",
+        "multi-worker-mirrored",
+        "hybrid",
+        "one-device",
+        "model-parallel",
+    ] {
+        let error = job(&format!("name = \"{name}\"\npipeline = 1")).unwrap_err();
+        let expected = format!(
+            "job setting `strategy.pipeline` is 1, but it does not count with `strategy.name` \"{name}\"; leave it out, or use \"parameter-server\""
+        );
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+#[test]
+fn settings_of_stages_count_with_model_parallel_alone() {
+    let settings = "schedule = \"gpipe\"\nmicro_batches = 6\nstages = 3";
+    let job = format!("[strategy]\nname = \"model-parallel\"\n{settings}");
+    let job = Job::from_toml(&job).unwrap();
+    let strategy = &job.strategy;
+    assert_eq!(strategy.schedule, Some(PipelineSchedule::GPipe));
+    assert_eq!(
+        (strategy.micro_batches, strategy.stages),
+        (Some(6), Some(3))
+    );
+    assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+    let name = job.strategy.name;
+    assert!(name.has_ring() && !name.has_servers() && !name.has_one_worker());
+    assert_eq!((name.usual_workers(), name.usual_mode()), (1, Mode::Sync));
+    for (setting, expected) in [
+        (
+            "schedule = \"1f1b\"",
+            "`strategy.schedule` is \"1f1b\", but it does not count with `strategy.name` \"mirrored\"",
+        ),
+        (
+            "micro_batches = 6",
+            "`strategy.micro_batches` is 6, but it does not count",
+        ),
+        (
+            "stages = 3",
+            "`strategy.stages` is 3, but it does not count",
+        ),
+    ] {
+        let other = format!("[strategy]\nname = \"mirrored\"\n{setting}");
+        let error = Job::from_toml(&other).unwrap_err().to_string();
+        assert!(
+            error.contains(expected) && error.contains("model-parallel"),
+            "{error}"
+        );
+    }
+    for (setting, expected) in [
+        (
+            "micro_batches = 0",
+            "`strategy.micro_batches` is 0, but must be at least 1 and at most 4096, or absent",
+        ),
+        (
+            "stages = 0",
+            "`strategy.stages` is 0, but must be at least 1 and at most 1024, or absent",
+        ),
+        ("schedule = \"zero-bubble\"", "expected `1f1b` or `gpipe`"),
+    ] {
+        let wrong = format!("[strategy]\nname = \"model-parallel\"\n{setting}");
+        let error = Job::from_toml(&wrong).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn names_are_read_back() {
+    for name in [
+        "parameter-server",
+        "mirrored",
+        "central-storage",
+        "multi-worker-mirrored",
+        "hybrid",
+        "one-device",
+        "model-parallel",
+    ] {
+        let job = format!("[strategy]\nname = \"{name}\"");
+        assert_eq!(Job::from_toml(&job).unwrap().strategy.name.name(), name);
+    }
+    assert!(Job::from_toml("[strategy]\nname = \"mirror\"").is_err());
+}
