@@ -721,7 +721,8 @@ def test_rings(programs):
     """Workers train without servers; one of them is killed, and every sample counts. The same with TLS."""
     with brought_up(programs[0], "rings") as project:
         rate = a_ring(project)["samples_per_second"]
-        mirrored(project)
+        without_servers(project, "mirrored", workers=1, devices="cpu,cpu")
+        without_servers(project, "stages", workers=3, devices="cpu")
         epochs = max(100, int(rate * RING_SECONDS / 1437))
         project.environment |= {"FLAMBEAU_NAME": "long", "FLAMBEAU_EPOCHS": str(epochs)}
         project.up(0, 3, "prometheus")
@@ -751,13 +752,13 @@ def a_ring(project):
     return summary
 
 
-def mirrored(project):
-    """The job of one worker with several devices that ships."""
-    settings = {"FLAMBEAU_JOB": "/jobs/mirrored.toml", "FLAMBEAU_DEVICE": "cpu,cpu"}
+def without_servers(project, name, workers, devices):
+    """A job that ships, with workers that have these devices."""
+    settings = {"FLAMBEAU_JOB": f"/jobs/{name}.toml", "FLAMBEAU_DEVICE": devices}
     before = dict(project.environment)
     project.environment |= settings
-    project.up(0, 1)
-    summary = project.await_end("mirrored", 300)
+    project.up(0, workers)
+    summary = project.await_end(name, 300)
     project.environment = before
     expect_accuracy("digits", summary)
 

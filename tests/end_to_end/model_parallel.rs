@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tests::{Cluster, eventually};
 
 use crate::devices::refused;
 use crate::program;
-use crate::ring_operations::{check_metrics_are_documented, metric};
+use crate::ring_operations::{check_metrics_are_documented, metric, rank, waited_for};
 use crate::weights::{difference, largest, weights};
 
 const MODEL: &str = "[model]\nname = \"mlp\"\nhidden = [32, 24, 16]\n";
@@ -30,7 +31,7 @@ fn train(job: &str, workers: usize, devices: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn stages_of_one_and_of_two_workers_equal_one_device() {
+fn stages_of_one_and_of_several_workers_equal_one_device() {
     for (optimizer, schedule) in [
         (
             "[optimizer]\nname = \"sgd\"\nlearning_rate = 0.2\n",
@@ -44,17 +45,64 @@ fn stages_of_one_and_of_two_workers_equal_one_device() {
         let alone = weights(&dir.path().join("run/model.safetensors"));
         let moved = alone.values().map(largest).fold(0.0, f32::max);
         assert!(moved > 0.1, "nothing was trained");
-        for (workers, devices) in [(1, FOUR), (2, "cpu,cpu")] {
+        // Four stages on one, two and four workers; two stage groups; a group and a spare worker.
+        for (workers, devices, stage_workers) in [
+            (1, FOUR, 1),
+            (2, "cpu,cpu", 1),
+            (2, "cpu", 2),
+            (4, "cpu", 4),
+            (4, "cpu", 2),
+            (3, "cpu,cpu", 2),
+        ] {
             let strategy = format!(
-                "name = \"model-parallel\"\nschedule = \"{schedule}\"\nstages = 4\nmicro_batches = 5\n"
+                "name = \"model-parallel\"\nschedule = \"{schedule}\"\nstages = 4\nmicro_batches = 5\nstage_workers = {stage_workers}\n"
             );
-            let job = job(48 / workers, workers, &strategy, optimizer);
+            let computing = workers - workers % stage_workers;
+            let job = job(48 / computing, workers, &strategy, optimizer);
             let dir = train(&job, workers, devices);
             let found = weights(&dir.path().join("run/model.safetensors"));
             let difference = difference(&found, &alone);
             assert!(difference < 1e-5, "{job}: {difference}");
         }
     }
+}
+
+/// The steps are made by two workers at any time, with the same samples whoever they are, so the weights are those of a job that nothing
+/// happened to.
+#[test]
+fn a_stage_group_goes_on_with_a_spare_worker_and_waits_for_one() {
+    let job = "epochs = 30\nsteps = 300\nseed = 7\nbatch_size = 16\nclip_norm = 1.0\n[model]\nname = \"chain\"\n[strategy]\nname = \"model-parallel\"\nstages = 4\nstage_workers = 2\nmicro_batches = 3\n[cluster]\nworkers = 2\nlease_seconds = 2.0\n";
+    let slow = [("TEST_STEP_MILLISECONDS", "5"), ("FLAMBEAU_DEVICE", "cpu")];
+    let start = |workers| {
+        let mut cluster = Cluster::start(program(), job, 0);
+        for _ in 0..workers {
+            cluster.add_worker(&slow);
+        }
+        cluster
+    };
+    let (expected, undisturbed) = start(2).finish();
+    let mut cluster = start(3);
+    let steps = |cluster: &Cluster| cluster.status()["steps"].as_u64().unwrap();
+    eventually(|| steps(&cluster) > 20);
+    // The spare worker takes stages, and then the ring is one worker short.
+    cluster.workers[0].kill();
+    let before = steps(&cluster);
+    eventually(|| steps(&cluster) > before + 20);
+    cluster.workers[1].kill();
+    eventually(|| {
+        cluster.status()["waiting_for"] == "1 of the 2 workers of a stage group have joined"
+    });
+    let waiting = steps(&cluster);
+    let survivor = cluster.workers[2].process();
+    cluster.restart_worker(0, &slow);
+    eventually(|| steps(&cluster) > waiting + 20);
+    assert!(tests::exists(survivor));
+    cluster.workers.remove(1);
+    let (summary, dir) = cluster.finish();
+    assert_eq!(summary["steps"], 300);
+    assert_eq!(summary["samples"], expected["samples"]);
+    let model = |dir: &tempfile::TempDir| weights(&dir.path().join("run/model.safetensors"));
+    assert_eq!(difference(&model(&dir), &model(&undisturbed)), 0.0);
 }
 
 /// Trains by `flambeau train`, which must succeed.
@@ -101,6 +149,77 @@ fn a_checkpoint_goes_from_one_device_to_stages_and_back() {
     assert!(difference < 1e-5, "{difference}");
 }
 
+/// Starts a stage group of three workers, each of which has a stage or two.
+fn stage_group() -> Cluster {
+    let job = "epochs = 1000\n[model]\nname = \"chain\"\n[strategy]\nname = \"model-parallel\"\nstages = 4\nstage_workers = 3\nmicro_batches = 6\n";
+    let mut cluster = Cluster::start(program(), job, 0);
+    for _ in 0..3 {
+        cluster.add_worker(&[("FLAMBEAU_DEVICE", "cpu")]);
+    }
+    eventually(|| cluster.status()["steps"].as_u64().unwrap() > 20);
+    cluster
+}
+
+#[test]
+fn the_status_names_a_worker_that_holds_up_its_stage_group() {
+    let cluster = stage_group();
+    for stopped in &cluster.workers {
+        let process = Pid::from_raw(stopped.process() as i32).unwrap();
+        kill_process(process, Signal::STOP).unwrap();
+        let mut found = Vec::new();
+        eventually(|| {
+            found = waited_for(&cluster.status());
+            found.iter().any(|(.., seconds)| *seconds > 1.5)
+        });
+        let ranks: Vec<u64> = found.iter().map(|(rank, ..)| *rank).collect();
+        assert_eq!(ranks, [rank(stopped)], "{found:?}");
+        kill_process(process, Signal::CONT).unwrap();
+        eventually(|| waited_for(&cluster.status()).is_empty());
+    }
+    // Each sample of the group counts once.
+    let samples: f64 = cluster
+        .workers
+        .iter()
+        .map(|worker| metric(worker, "flambeau_worker_samples_total"))
+        .sum();
+    let counted = cluster.status()["samples"].as_f64().unwrap();
+    assert!(
+        (samples - counted).abs() < 0.1 * counted,
+        "{samples} {counted}"
+    );
+    let bubbles = cluster
+        .workers
+        .iter()
+        .map(|worker| metric(worker, "flambeau_worker_pipeline_ideal_bubble_ratio"));
+    let bubbles: Vec<f64> = bubbles.collect();
+    assert!(
+        bubbles.iter().all(|bubble| *bubble > 0.2 && *bubble < 0.5),
+        "{bubbles:?}"
+    );
+    cluster.coordinator.terminate();
+}
+
+#[test]
+fn a_worker_with_another_number_of_devices_leaves_alone() {
+    let job = "epochs = 2\n[model]\nname = \"chain\"\n[strategy]\nname = \"model-parallel\"\nstages = 4\nstage_workers = 2\n";
+    let mut cluster = Cluster::start(program(), job, 0);
+    let slow = [("TEST_STEP_MILLISECONDS", "5"), ("FLAMBEAU_DEVICE", "cpu")];
+    for _ in 0..2 {
+        cluster.add_worker(&slow);
+    }
+    eventually(|| cluster.status()["steps"].as_u64().unwrap() > 5);
+    cluster.add_worker(&[("FLAMBEAU_DEVICE", "cpu,cpu")]);
+    let mut other = cluster.workers.pop().unwrap();
+    assert_eq!(other.wait().code(), Some(3), "{}", other.log());
+    let log = other.log();
+    assert!(
+        log.contains("all workers must have the same number of devices"),
+        "{log}"
+    );
+    let (summary, _) = cluster.finish();
+    assert_eq!(summary["samples"], 2 * 1437);
+}
+
 #[test]
 fn the_bubble_is_a_metric() {
     let job =
@@ -133,6 +252,15 @@ fn what_cannot_be_cut_is_refused_before_anything_is_made() {
         (
             &["--set", "strategy.stages=3"],
             "it is a chain of 2 blocks, too few for 3 stages",
+        ),
+        (
+            &[
+                "--set",
+                "strategy.stages=3",
+                "--set",
+                "strategy.stage_workers=2",
+            ],
+            "2 workers with 2 devices each hold the model, and `strategy.stages = 3` leaves some without a stage",
         ),
         (
             &["--set", "strategy.batch_norm=synchronised"],

@@ -214,6 +214,11 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         "strategy.stages=2",
         Refused("strategy.stages"),
     ),
+    (
+        "strategy.stage_workers",
+        "strategy.stage_workers=2",
+        Refused("strategy.stage_workers"),
+    ),
     ("cluster.ps", "cluster.ps=2", Resumes),
     ("cluster.workers", "cluster.workers=2", Resumes),
     (

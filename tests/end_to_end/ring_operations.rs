@@ -81,7 +81,7 @@ fn a_server_that_is_there_anyway_stays_idle_until_the_job_ends() {
 }
 
 /// Returns the members of the ring for which others wait: rank, task and seconds.
-fn waited_for(status: &Value) -> Vec<(u64, String, f64)> {
+pub(crate) fn waited_for(status: &Value) -> Vec<(u64, String, f64)> {
     let members = status["ring"]["members"].as_array().unwrap().iter();
     let waited = members.filter_map(|member| {
         let seconds = member["waited_for_seconds"].as_f64()?;
@@ -92,7 +92,7 @@ fn waited_for(status: &Value) -> Vec<(u64, String, f64)> {
 }
 
 /// Returns a worker's rank in its newest ring, according to its log.
-fn rank(worker: &Daemon) -> u64 {
+pub(crate) fn rank(worker: &Daemon) -> u64 {
     let log = worker.log();
     let rank = log.rsplit(" rank=").next().unwrap();
     rank.split_whitespace().next().unwrap().parse().unwrap()

@@ -64,11 +64,13 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::CopyNotAwaited, 10),
     (Fault::UpdatesNotShared, 0),
     (Fault::HalfAStep, 0),
-    (Fault::MissingPieces, 2),
+    (Fault::MissingPieces, 4),
     (Fault::OwnOrder, 19),
     (Fault::LeftTooEarly, 15),
+    (Fault::GroupCountsTwice, 2),
+    (Fault::SpareHasSamples, 2),
     (Fault::SlotsNotTaken, 2),
-    (Fault::OldSlots, 13),
+    (Fault::OldSlots, 14),
 ];
 
 /// Runs the world of a seed. Returns the broken promises.

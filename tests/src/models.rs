@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flambeau::candle_core::{Result, Tensor};
 use flambeau::candle_nn::{self, BatchNorm, BatchNormConfig, Linear, Module, VarBuilder};
-use flambeau::{Batch, Embeddings, Initializer, Model, Pass, Setup, Table, nn};
+use flambeau::{Batch, Embeddings, Initializer, Model, Pass, Setup, Table, forward_blocks, nn};
 
 /// A linear model. Its step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while the
 /// file that `TEST_SLOW_WHILE` names exists. It computes NaN from step `TEST_NAN_AT` on, and panics at step
@@ -71,6 +71,14 @@ impl Model for Odd {
     }
 }
 
+/// Takes 300 milliseconds while the file that `TEST_SLOW_WHILE` names exists.
+fn slow_down() {
+    let slow_while = std::env::var_os("TEST_SLOW_WHILE");
+    if slow_while.is_some_and(|file| std::path::Path::new(&file).exists()) {
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
 /// Does in a step what the environment says. Returns the loss.
 fn misbehave<'a>(
     steps: &AtomicU64,
@@ -88,10 +96,7 @@ fn misbehave<'a>(
     if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
         std::thread::sleep(Duration::from_millis(milliseconds));
     }
-    let slow_while = std::env::var_os("TEST_SLOW_WHILE");
-    if slow_while.is_some_and(|file| std::path::Path::new(&file).exists()) {
-        std::thread::sleep(Duration::from_millis(300));
-    }
+    slow_down();
     assert!(
         told("TEST_PANIC_AT") != Some(step),
         "told to panic at step {step}"
@@ -345,5 +350,51 @@ impl Model for NormalFactors {
         let products = (users * self.items.lookup(batch, "item")?)?;
         let products = self.norm.forward(&products, pass.training)?;
         self.line.forward(&products)?.squeeze(1)
+    }
+}
+
+/// A chain of four layers, each a block. The first one takes as many milliseconds for a micro-batch as `TEST_STEP_MILLISECONDS` says, and
+/// 300 while the file that `TEST_SLOW_WHILE` names exists.
+#[derive(Debug)]
+pub struct Chain([Linear; 4]);
+
+impl Model for Chain {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let (inputs, outputs) = (setup.features()?, setup.outputs());
+        let layer = |block: usize, from, to| {
+            let vars = setup.block(block, 4, &vars)?;
+            candle_nn::linear(from, to, vars.pp(block))
+        };
+        Ok(Self([
+            layer(0, inputs, 24)?,
+            layer(1, 24, 16)?,
+            layer(2, 16, 12)?,
+            layer(3, 12, outputs)?,
+        ]))
+    }
+
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        forward_blocks(self, batch, pass)
+    }
+
+    fn blocks(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        x: Option<&Tensor>,
+        batch: &Batch,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        let Some(x) = x else {
+            if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS").filter(|_| pass.training) {
+                std::thread::sleep(Duration::from_millis(milliseconds));
+            }
+            slow_down();
+            return self.0[block].forward(&batch.input()?.flatten_from(1)?);
+        };
+        self.0[block].forward(&x.relu()?)
     }
 }

@@ -1,6 +1,7 @@
 //! A rank of a group, which plays schedules over its links.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
 use bytes::Bytes;
 use shared_proto::payload::Dtype;
@@ -53,7 +54,8 @@ pub struct Traffic {
     pub received: u64,
 }
 
-/// A rank of a group. All ranks call the same operations in the same order, with vectors of the same length.
+/// A rank of a group. All ranks call the same operations in the same order, with vectors of the same length, except for messages between two
+/// ranks and sums among some.
 pub struct Group<L> {
     rank: Rank,
     ranks: usize,
@@ -110,7 +112,7 @@ impl<L: Links> Group<L> {
         self.ranks
     }
 
-    /// Returns the rank from which an operation awaits a piece at present.
+    /// Returns the rank from which an operation awaits a piece at present. Messages do not count.
     pub fn waiting_on(&self) -> Option<Rank> {
         self.awaited.get()
     }
@@ -149,9 +151,21 @@ impl<L: Links> Group<L> {
     /// # Errors
     /// See [`CollectiveError`].
     pub async fn sum_short(&self, values: Vec<f64>) -> Result<Vec<f64>, CollectiveError> {
+        self.sum_short_among(0..self.ranks, values).await
+    }
+
+    /// Does the same as [`Self::sum_short`] among some of the ranks, of which this rank is one. The others take no part.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn sum_short_among(
+        &self,
+        ranks: Range<Rank>,
+        values: Vec<f64>,
+    ) -> Result<Vec<f64>, CollectiveError> {
         let mut sum = values;
         // Each round is about the whole vector, whatever its length.
-        for round in schedule::all_reduce(Algorithm::Doubling, self.rank, self.ranks, 1) {
+        for round in schedule::sum_among(self.rank, ranks) {
             let send = async {
                 if let Some((peer, _)) = &round.send {
                     self.links.send(*peer, short_to_wire(&sum)).await?;
@@ -289,6 +303,51 @@ impl<L: Links> Group<L> {
             all[of] = received.into();
         }
         Ok(all)
+    }
+
+    /// Sends a message to a rank, which calls [`Self::receive_message`]. Messages in both directions may be on their way at the same time,
+    /// while no other operation of these two ranks is.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn send_message(&self, to: Rank, mut message: Bytes) -> Result<(), CollectiveError> {
+        let length = Bytes::copy_from_slice(&(message.len() as u64).to_le_bytes());
+        self.count(length.len() + message.len(), 0);
+        self.links.send(to, length).await?;
+        while !message.is_empty() {
+            let piece = message.split_to(message.len().min(PIECE_BYTES));
+            self.links.send(to, piece).await?;
+        }
+        Ok(())
+    }
+
+    /// Receives the next message of a rank.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn receive_message(&self, from: Rank) -> Result<Bytes, CollectiveError> {
+        let length = self.links.receive(from).await?;
+        let differs = |found, expected| CollectiveError::Differs {
+            rank: from,
+            found,
+            expected,
+        };
+        let Ok(bytes) = <[u8; 8]>::try_from(&length[..]) else {
+            return Err(differs(length.len(), size_of::<u64>()));
+        };
+        let expected = u64::from_le_bytes(bytes) as usize;
+        // Memory is taken as pieces come: a peer may announce more than it sends.
+        let mut message = Vec::with_capacity(expected.min(PIECE_BYTES));
+        while message.len() < expected {
+            let piece = self.links.receive(from).await?;
+            let found = message.len().saturating_add(piece.len());
+            if piece.is_empty() || found > expected {
+                return Err(differs(found, expected));
+            }
+            message.extend_from_slice(&piece);
+        }
+        self.count(0, size_of::<u64>() + message.len());
+        Ok(message.into())
     }
 
     /// Returns once all ranks have called this.

@@ -196,7 +196,7 @@ pub(crate) fn train(
     if job.strategy.name.has_servers() {
         job.cluster.ps.get_or_insert(DEFAULT_PS);
     }
-    let workers = job.strategy.name.usual_workers();
+    let workers = job.strategy.usual_workers();
     job.cluster.workers.get_or_insert(workers);
     let dir = match &job.run_dir {
         Some(dir) => {

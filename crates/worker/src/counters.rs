@@ -46,8 +46,10 @@ impl Counters {
     pub(crate) fn step(&self, samples: u64, loss: f64, norm: f64, times: &Times) {
         self.steps.increment(1);
         self.samples.increment(samples);
-        self.loss.set(loss);
-        self.gradient_norm.set(norm);
+        if samples > 0 {
+            self.loss.set(loss);
+            self.gradient_norm.set(norm);
+        }
         let parts = [times.pull, times.compute, times.push, times.wait];
         for (histogram, part) in self.parts.iter().zip(parts) {
             histogram.record(part);

@@ -220,17 +220,20 @@ pub async fn find_learning_rate(
 fn prepared(job: &Job) -> Job {
     let mut job = job.clone();
     let together = job.strategy.mode == Mode::Sync || job.strategy.name.has_ring();
+    let groups = job.strategy.stage_groups();
     let workers = match together {
-        true => job
-            .cluster
-            .workers
-            .unwrap_or(job.strategy.name.usual_workers()),
+        true => job.cluster.workers.unwrap_or(job.strategy.usual_workers()),
         false => 1,
     };
-    job.accumulate = job.accumulate.saturating_mul(workers);
+    // One process computes the batches of each stage group as one, and those of all groups in turn.
+    let of_a_group = groups.workers;
+    job.batch_size = job.batch_size.saturating_mul(of_a_group);
+    let groups = (groups.computing(workers.into()) / u64::from(of_a_group)) as u32;
+    job.accumulate = job.accumulate.saturating_mul(groups);
     job.schedule = Schedule::default();
     (job.plateau, job.ema_decay) = (None, None);
     (job.strategy.batch_norm, job.strategy.optimizer_copies) = (BatchNorm::PerReplica, None);
+    job.strategy.stage_workers = None;
     if job.strategy.name.has_servers() {
         job.strategy.name = StrategyName::Mirrored;
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use shared_proto::ids::Clock;
-use shared_proto::job::NonFinite;
+use shared_proto::job::{NonFinite, StageGroups};
 use shared_proto::step::{EVERY_BATCH, Gradients};
 use shared_proto::wire;
 
@@ -12,10 +12,45 @@ use crate::error::WorkerError;
 use crate::replica::{Prepared, Replica, Step};
 use crate::strategy::{Pushed, Pushing, Strategy, StrategyError};
 
+/// The place of a step in a job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlaceOfStep {
+    /// The number of steps before it.
+    clock: Clock,
+    /// The number of the worker.
+    rank: u32,
+    /// The worker's place in its stage group.
+    in_group: u32,
+    /// The number of workers of the group, which compute the same samples. Each reports a share of them.
+    group: u32,
+}
+
+impl PlaceOfStep {
+    /// Returns the place of a step for the worker with this index, which has this rank in its ring.
+    pub(crate) fn new(clock: Clock, index: u32, groups: StageGroups, rank: u32) -> Self {
+        Self {
+            clock,
+            rank: index,
+            in_group: groups.place(rank),
+            group: groups.workers,
+        }
+    }
+
+    /// Returns the samples that this worker reports, of those that it has computed.
+    fn reported(&self, samples: u64) -> u64 {
+        let before = |place: u32| samples * u64::from(place) / u64::from(self.group);
+        before(self.in_group + 1) - before(self.in_group)
+    }
+}
+
 /// A step with gradients that are not pushed yet.
 pub(crate) struct ComputedStep {
     clock: Clock,
+    /// The samples of its gradients.
     samples: u64,
+    reported: u64,
+    /// True if this worker reports a step that is left out: the first one of its stage group does.
+    reports_skips: bool,
     loss: f64,
     gradients: Gradients,
     times: Times,
@@ -29,6 +64,8 @@ pub(crate) struct PushedStep {
     pub(crate) norm: f64,
     /// True if its gradient was NaN or infinite and was left out.
     pub(crate) skipped: bool,
+    /// True if this worker is the one that reports it then.
+    pub(crate) reports_skips: bool,
     /// The parts of the time that the step has taken so far.
     pub(crate) times: Times,
     pub(crate) pushing: Pushing,
@@ -45,17 +82,17 @@ pub(crate) struct Finished {
     pub(crate) receipts: Vec<wire::ShardReceipt>,
 }
 
-/// Pulls what a prepared batch wants, and computes the gradients of the step after `clock`, as the worker of number `rank`. `next`
-/// is the batch of the step after it, if it is known.
+/// Pulls what a prepared batch wants, and computes the gradients of a step. `next` is the batch of the step after it, if it is known.
 pub(crate) async fn compute(
     replica: &dyn Replica,
     strategy: &mut dyn Strategy,
-    (clock, rank): (Clock, u32),
+    place: PlaceOfStep,
     batch: &mut Prepared,
     next: Option<&mut Prepared>,
 ) -> Result<ComputedStep, WorkerError> {
     let asked = Instant::now();
     let wants = batch.wants().await;
+    let PlaceOfStep { clock, rank, .. } = place;
     let answered = strategy.pull(clock, wants, replica).await?;
     let pulled = asked.elapsed();
     // The weights were asked for before this step began, so a part of the wait may lie before it.
@@ -69,6 +106,8 @@ pub(crate) async fn compute(
     Ok(ComputedStep {
         clock,
         samples: positions.samples(),
+        reported: place.reported(positions.samples()),
+        reports_skips: place.in_group == 0,
         loss: computed.loss,
         gradients: computed.gradients,
         times: Times {
@@ -92,6 +131,8 @@ pub(crate) async fn push(
     let ComputedStep {
         clock,
         samples,
+        reported,
+        reports_skips,
         loss,
         gradients,
         mut times,
@@ -113,10 +154,11 @@ pub(crate) async fn push(
     };
     times.push += handed_over.elapsed();
     Ok(PushedStep {
-        samples,
+        samples: reported,
         loss,
         norm,
         skipped,
+        reports_skips,
         times,
         pushing,
     })
@@ -130,6 +172,7 @@ impl PushedStep {
             loss,
             norm,
             skipped,
+            reports_skips,
             times,
             ..
         } = self;
@@ -139,7 +182,7 @@ impl PushedStep {
             samples,
             // A NaN would spoil the sum of all steps' losses.
             loss: if skipped { 0.0 } else { loss },
-            skipped,
+            skipped: skipped && reports_skips,
             times,
             receipts: pushed.receipts,
         }

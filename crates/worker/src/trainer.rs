@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use daemon::membership::{Membership, MembershipError};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
-use shared_proto::job::{Job, run_dir};
+use shared_proto::job::{Job, StageGroups, run_dir};
 use shared_proto::view::learning_rate_factor;
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
@@ -18,7 +18,7 @@ use crate::error::WorkerError;
 use crate::model::Metrics;
 use crate::replica::{Positions, Prepared, Replica, ReplicaError};
 use crate::reporter::{Reporter, SplitProgress};
-use crate::step::{compute, idle, push};
+use crate::step::{PlaceOfStep, compute, idle, push};
 use crate::strategy::{Strategy, StrategyError};
 use crate::unfinished::Unfinished;
 use crate::variables::digest_of;
@@ -112,7 +112,8 @@ impl Trainer<'_> {
         let lowered = self.strategy.scale_learning_rate(factor, self.replica);
         lowered.await?;
         let prefetch = self.job.data.prefetch as usize;
-        let mut unprepared = batches(split, self.job.samples_per_step());
+        let groups = self.job.strategy.stage_groups();
+        let mut unprepared = batches(split, self.job.samples_per_step(), groups);
         let mut prepared = VecDeque::new();
         let (replica, strategy) = (self.replica, &mut *self.strategy);
         let (membership, counters) = (self.membership, self.counters);
@@ -144,7 +145,8 @@ impl Trainer<'_> {
             let Some(mut batch) = prepared.pop_front() else {
                 break;
             };
-            let place = (unfinished.next_clock(), membership.task.id.index);
+            let index = membership.task.id.index;
+            let place = PlaceOfStep::new(unfinished.next_clock(), index, groups, split.rank);
             let next = prepared.front_mut();
             let computed = compute(replica, strategy, place, &mut batch, next);
             let computed = unfinished.meanwhile(computed).await?;
@@ -241,19 +243,27 @@ impl Trainer<'_> {
     }
 }
 
-/// Returns this worker's positions of each step of a split, of `size` samples. A worker that shares the split may have none
-/// in the last step.
-fn batches(split: &wire::Split, size: u64) -> impl Iterator<Item = Positions> + use<> {
+/// Returns the positions that this worker computes in each step of a split, of `size` samples for each worker. A worker that shares the
+/// split may have none in the last step, and none at all if its rank is spare. The workers of a stage group compute their samples
+/// together.
+fn batches(
+    split: &wire::Split,
+    size: u64,
+    groups: StageGroups,
+) -> impl Iterator<Item = Positions> + use<> {
     let (data_epoch, end) = (split.data_epoch, split.end);
-    let whole = size.saturating_mul(split.ranks.max(1).into());
-    let before = size.saturating_mul(split.rank.into());
+    let ranks = split.ranks.max(1);
+    let whole = size.saturating_mul(ranks.into());
+    let group = groups.of(split.rank, ranks).unwrap_or_default();
+    let before = size.saturating_mul(group.start.into());
+    let of_group = size.saturating_mul(group.len() as u64);
     let mut step = split.start;
     std::iter::from_fn(move || {
         let start = end.min(step.saturating_add(before));
         let batch = Positions {
             data_epoch,
             start,
-            end: end.min(start.saturating_add(size)),
+            end: end.min(start.saturating_add(of_group)),
         };
         let has_samples = step < end;
         step = step.saturating_add(whole);
@@ -275,7 +285,7 @@ mod tests {
             ..wire::Split::default()
         };
         let cut = |size| -> Vec<_> {
-            let batches = batches(&split, size);
+            let batches = batches(&split, size, StageGroups { workers: 1 });
             batches.map(|b| (b.data_epoch, b.start, b.end)).collect()
         };
         assert_eq!(cut(3), [(2, 10, 13), (2, 13, 16), (2, 16, 17)]);
@@ -294,10 +304,37 @@ mod tests {
                 ranks: 3,
                 learning_rate_factor: None,
             };
-            batches(&split, 3).map(|b| (b.start, b.end)).collect()
+            batches(&split, 3, StageGroups { workers: 1 })
+                .map(|b| (b.start, b.end))
+                .collect()
         };
         assert_eq!(parts(0), [(10, 13), (19, 22)]);
         assert_eq!(parts(1), [(13, 16), (22, 23)]);
         assert_eq!(parts(2), [(16, 19), (23, 23)]);
+    }
+
+    #[test]
+    fn workers_that_hold_a_model_together_have_the_same_positions() {
+        let parts = |rank| -> Vec<_> {
+            let split = wire::Split {
+                id: 1,
+                data_epoch: 0,
+                start: 10,
+                end: 31,
+                rank,
+                ranks: 4,
+                learning_rate_factor: None,
+            };
+            batches(&split, 3, StageGroups { workers: 2 })
+                .map(|b| (b.start, b.end))
+                .collect()
+        };
+        assert_eq!(parts(0), [(10, 16), (22, 28)]);
+        assert_eq!(parts(1), parts(0));
+        assert_eq!(parts(2), [(16, 22), (28, 31)]);
+        assert_eq!(parts(3), parts(2));
+        // A spare worker.
+        assert!(parts(4).iter().all(|(start, end)| start == end));
+        assert_eq!(parts(4).len(), 2);
     }
 }

@@ -87,6 +87,8 @@ impl ReplicaError {
         match self {
             error if error.is_out_of_memory() => WorkerFailure::Memory,
             Self::Input(_) => WorkerFailure::Data,
+            // It has another number of devices than the others of its ring.
+            Self::Devices(_) => WorkerFailure::Device,
             Self::Variables(VariablesError::File { .. }) => WorkerFailure::RunDirectory,
             // The same batch and weights would fail on every worker.
             _ => WorkerFailure::Unspecified,

@@ -1,6 +1,6 @@
 //! Jobs without parameter servers: workers that form rings, under the same network, clock and faults.
 //!
-//! - `values`, `model`: values that show the steps and samples in them, and the replica that keeps them
+//! - `values`, `model`: values that show the steps and samples in them, and the replica that keeps them; `stages`: its passes of some stages
 //! - `plan`, `trouble`: the properties of a world, and its faults
 //! - `hosts`: the processes
 //! - `history`: what they do, with checks of each change; `saved`: checkpoints; `checker`: the checks at the end
@@ -11,6 +11,7 @@ mod hosts;
 mod model;
 mod plan;
 mod saved;
+mod stages;
 mod trouble;
 mod values;
 
@@ -61,6 +62,10 @@ impl World {
         };
         (job.strategy.name, job.strategy.mode) = (StrategyName::MultiWorkerMirrored, Mode::Sync);
         job.strategy.optimizer_copies = plan.copies;
+        if plan.groups {
+            job.strategy.name = StrategyName::ModelParallel;
+            (job.strategy.stages, job.strategy.stage_workers) = (Some(2), Some(2));
+        }
         // Of a thousand elements, so each variable leaves in a bucket of its own, or almost.
         job.strategy.bucket_mebibytes = plan.buckets.then_some(0.004);
         job.cluster.workers = Some(plan.workers);

@@ -15,7 +15,7 @@ use shared_proto::step::{Gradients, Want};
 use worker::replica::{
     Computed, Description, DeviceSteps, Evaluation, EvaluationPart, Filling, Held, InBuckets,
     Mirror, MirrorState, OptimizerParts, Others, Positions, Prepared, Replica, ReplicaError,
-    SlotShare, Step, StepsMade, ValuesId,
+    SlotShare, StageSteps, Step, StepsMade, ValuesId,
 };
 use worker::variables::{BucketedGradients, Part};
 
@@ -25,21 +25,21 @@ use super::values::{CLOSE, SAMPLES, Shape};
 
 /// The replica of a worker.
 pub(crate) struct Kept {
-    name: String,
-    history: History,
-    shape: Shape,
+    pub(super) name: String,
+    pub(super) history: History,
+    pub(super) shape: Shape,
     /// The time that a gradient takes.
-    step: Duration,
+    pub(super) step: Duration,
     description: Description,
     /// True if the job shares out the optimizer's state.
     shares: bool,
     seed: u64,
-    own: Mutex<Own>,
+    pub(super) own: Mutex<Own>,
 }
 
 /// The part of a replica that the history does not have.
 #[derive(Default)]
-struct Own {
+pub(super) struct Own {
     made_in: Epoch,
     share: Option<SlotShare>,
     /// The slot of each element; NaN where it is not held.
@@ -51,6 +51,8 @@ struct Own {
     on_device: Option<Vec<Vec<f32>>>,
     /// The slots before those, until a step is made.
     before: Option<(SlotShare, Option<PreparedStep>, Vec<f32>)>,
+    /// The place in a stage group.
+    pub(super) place: Option<usize>,
 }
 
 struct PreparedStep {
@@ -85,7 +87,7 @@ impl Kept {
     }
 
     /// Returns a number that depends on the world, on the replica's name and on this number.
-    fn chance(&self, number: u64) -> u64 {
+    pub(super) fn chance(&self, number: u64) -> u64 {
         let mut hash = DefaultHasher::new();
         (self.seed, &self.name, number).hash(&mut hash);
         hash.finish()
@@ -158,7 +160,7 @@ impl Replica for Kept {
 }
 
 /// Returns the result of a step with these gradients of variables.
-fn of_values(values: Vec<Vec<f32>>) -> Computed {
+pub(super) fn of_values(values: Vec<Vec<f32>>) -> Computed {
     let gradients = Gradients {
         values: values.into_iter().map(Elements::from).collect(),
         rows: Vec::new(),
@@ -294,6 +296,10 @@ impl Mirror for Kept {
     /// Half of the replicas are on a GPU.
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         self.chance(2).is_multiple_of(2).then_some(self)
+    }
+
+    fn stages(&self) -> Option<&dyn StageSteps> {
+        Some(self)
     }
 }
 

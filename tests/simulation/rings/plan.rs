@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) copies: Option<u32>,
     /// Gradients leave in several buckets.
     pub(crate) buckets: bool,
+    /// Two workers hold the stages of a model together.
+    pub(crate) groups: bool,
 }
 
 impl Plan {
@@ -59,8 +61,14 @@ impl Plan {
             repeats: has(0.3),
             copies: has(0.5).then(|| if has(0.3) { 1 } else { 2 }),
             buckets: false,
+            groups: false,
         };
         plan.buckets = plan.copies.is_none() && has(0.5);
+        plan.groups = !plan.buckets && has(0.3);
+        if plan.groups && plan.all_workers() < 3 {
+            // Those that stay would wait for ever.
+            (plan.doomed, plan.departs) = (false, false);
+        }
         plan
     }
 

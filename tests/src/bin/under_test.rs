@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flambeau::App;
-use tests::models::{Deep, Factors, Joint, Normal, NormalFactors, Odd, RowVisits, Visits};
+use tests::models::{Chain, Deep, Factors, Joint, Normal, NormalFactors, Odd, RowVisits, Visits};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -15,6 +15,7 @@ fn main() -> ExitCode {
         .model::<Normal>("normal")
         .model::<NormalFactors>("normal-factors")
         .model::<Odd>("odd")
+        .model::<Chain>("chain")
         .model::<Deep>("deep")
         .model::<RowVisits>("row-visits")
         .model::<Visits>("visits")

@@ -105,6 +105,15 @@ pub(crate) fn all_reduce(
     }
 }
 
+/// Returns the rounds of a rank, after which each of some ranks has the sum of their vectors of one element.
+pub(crate) fn sum_among(rank: Rank, ranks: Range<Rank>) -> Vec<Round> {
+    let Some(place) = rank.checked_sub(ranks.start).filter(|_| rank < ranks.end) else {
+        return Vec::new();
+    };
+    let rounds = doubling::all_reduce(place, ranks.len(), 1);
+    renamed(rounds, |place| place + ranks.start)
+}
+
 /// Returns the rounds of a rank, after which it has the sum of all ranks' elements in its [`segment`].
 pub(crate) fn reduce_scatter(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     ring::reduce_scatter(rank, ranks, elements)
@@ -174,11 +183,20 @@ pub(crate) fn peers(rank: Rank, root: Rank, ranks: usize) -> BTreeSet<Rank> {
     let rounds = algorithms.map(|algorithm| all_reduce(algorithm, rank, ranks, elements));
     let rounds = rounds.into_iter().flatten();
     let rounds = rounds.chain(broadcast(rank, root, ranks, elements));
+    peers_in(rounds)
+}
+
+/// Returns the peers of a rank in sums among some ranks.
+pub(crate) fn peers_among(rank: Rank, ranks: Range<Rank>) -> BTreeSet<Rank> {
+    peers_in(sum_among(rank, ranks))
+}
+
+fn peers_in(rounds: impl IntoIterator<Item = Round>) -> BTreeSet<Rank> {
     let peers = |round: Round| {
         let to = round.send.map(|(peer, _)| peer);
         to.into_iter().chain(round.receive.map(|(peer, ..)| peer))
     };
-    rounds.flat_map(peers).collect()
+    rounds.into_iter().flat_map(peers).collect()
 }
 
 /// Returns rounds with other ranks in them.

@@ -1,5 +1,7 @@
 //! The links of a rank of a ring.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,8 +69,19 @@ impl StreamLinks {
     /// # Errors
     /// The rank that cannot be reached.
     pub async fn connect(&self, root: Rank) -> Result<(), LinkError> {
-        let (rank, ranks) = (self.rank, self.peers.len());
-        let peers = schedule::peers(rank, root, ranks);
+        self.open(schedule::peers(self.rank, root, self.peers.len()))
+            .await
+    }
+
+    /// Opens the links that sums among these ranks need, of which this rank may be one.
+    ///
+    /// # Errors
+    /// The rank that cannot be reached.
+    pub async fn connect_among(&self, ranks: Range<Rank>) -> Result<(), LinkError> {
+        self.open(schedule::peers_among(self.rank, ranks)).await
+    }
+
+    async fn open(&self, peers: BTreeSet<Rank>) -> Result<(), LinkError> {
         try_join_all(peers.into_iter().map(|peer| self.link(peer))).await?;
         Ok(())
     }

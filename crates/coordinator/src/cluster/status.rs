@@ -64,13 +64,12 @@ impl Cluster {
         let samples = self.training_samples();
         let all_epochs = samples.saturating_mul(self.job.epochs.into());
         let budget = self.job.steps.map(|steps| {
-            let workers = self
-                .job
-                .cluster
-                .workers
-                .filter(|_| self.in_lock_step())
-                .unwrap_or(1);
-            let per_step = self.job.samples_per_step() * u64::from(workers);
+            let workers = match self.in_lock_step() {
+                true => self.job.workers(),
+                false => 1,
+            };
+            let computing = self.job.strategy.stage_groups().computing(workers.into());
+            let per_step = self.job.samples_per_step().saturating_mul(computing);
             steps.saturating_mul(per_step)
         });
         budget.map_or(all_epochs, |budget| budget.min(all_epochs))

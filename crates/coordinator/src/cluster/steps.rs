@@ -174,9 +174,12 @@ impl Cluster {
         self.instants.last_finish = Some(now);
         let tally = &mut self.durable.training.tally;
         tally.skipped = tally.skipped.saturating_add(request.skipped);
-        let recent = &mut self.observed.recent;
-        recent.worker_steps = recent.worker_steps.saturating_add(request.steps);
-        recent.loss_sum += request.loss_sum;
+        // A step without samples has no loss.
+        if request.samples > 0 {
+            let recent = &mut self.observed.recent;
+            recent.worker_steps = recent.worker_steps.saturating_add(request.steps);
+            recent.loss_sum += request.loss_sum;
+        }
         self.may_persist();
         self.change_progress(origin.task.id, |work| {
             work.finished = origin.sequence;
@@ -188,7 +191,9 @@ impl Cluster {
             let told = request.pushes.min(origin.clock.0);
             let more = request.steps.saturating_sub(request.skipped);
             work.pushes = told.max(work.pushes.saturating_add(more));
-            work.loss = request.loss_sum / request.steps.max(1) as f64;
+            if request.samples > 0 {
+                work.loss = request.loss_sum / request.steps.max(1) as f64;
+            }
             let seconds = now.duration_since(work.moved).as_secs_f64();
             if seconds > 0.0 {
                 let rate = samples as f64 / seconds;

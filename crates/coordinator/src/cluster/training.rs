@@ -231,7 +231,7 @@ impl Cluster {
     }
 
     /// Returns whether there is no more data to train on.
-    fn exhausted(&self) -> bool {
+    pub(super) fn exhausted(&self) -> bool {
         let ledger = self.durable.training.ledger.as_ref();
         ledger.is_some_and(|ledger| {
             ledger.exhausted() || self.durable.training.stopping && ledger.is_at_rest()

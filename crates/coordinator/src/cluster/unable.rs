@@ -2,7 +2,7 @@
 //!
 //! A worker that cannot read its data, build its model or use its device reports this and leaves. The job
 //! continues without it: others take its data, and the worker joins like a new one when it is restarted.
-//! The job fails only if no worker can work for `cluster.stall_seconds`. By default that is longer than
+//! The job fails only if no worker, or too few for a stage group, can work for `cluster.stall_seconds`. By default that is longer than
 //! container engines wait between two starts of a process (five minutes at the most), so each worker has
 //! tried again before that. A job that has failed for this reason is resumed when its coordinator restarts. A job that
 //! was submitted to a long-lived cluster fails after a minute, and is not resumed: other jobs wait behind it.
@@ -153,9 +153,18 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Fails a job in which no worker can work, once the workers have had time to try again.
+    /// Fails a job in which no worker, or too few for a stage group, can work, once the workers have had time to try again.
     pub(super) fn fail_without_workers(&mut self, now: Instant) {
-        let able = self.live(Role::Worker).any(|member| member.progress.ready);
+        // A stage group that is not complete computes nothing.
+        let needed = match self.has_ring() {
+            true => self
+                .wanted_in_ring()
+                .min(self.job.strategy.stage_groups().workers),
+            false => 1,
+        } as usize;
+        let ready = self.live(Role::Worker);
+        let ready = ready.filter(|member| member.progress.ready).count();
+        let able = ready >= needed;
         // While the last checkpoint is written no worker is needed.
         let needless = self.ended() || self.durable.checkpoints.ending();
         if able || needless {
@@ -163,8 +172,11 @@ impl Cluster {
             return;
         }
         let since = self.instants.none_able_since.unwrap_or(now);
-        // An older trouble does not explain why no worker is there now.
-        let patience = self.patience();
+        // An older trouble does not explain why too few workers are there now. Those that have reported none may come back.
+        let patience = match ready {
+            0 => self.patience(),
+            _ => self.stall(),
+        };
         let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < patience;
         let troubles = self.durable.unable.of(Role::Worker);
         let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
@@ -174,7 +186,7 @@ impl Cluster {
         }
         self.instants.none_able_since = Some(since);
         // A live worker may still be reading its data.
-        let hope = self.live(Role::Worker).next().is_some();
+        let hope = self.live(Role::Worker).count() >= needed;
         if hope || now.duration_since(since) < patience {
             return;
         }
@@ -186,8 +198,15 @@ impl Cluster {
                 "start the coordinator again on its run directory, then the job goes on from its newest checkpoint",
             ),
         };
+        let (which, needs) = match needed {
+            1 => ("no worker".to_owned(), String::new()),
+            _ => (
+                format!("fewer than {needed} workers"),
+                format!(", and a stage group needs {needed} (strategy.stage_workers)"),
+            ),
+        };
         let error = format!(
-            "no worker could work for {} s{limit}; remove the cause and {advice}: {named}",
+            "{which} could work for {} s{limit}{needs}; remove the cause and {advice}: {named}",
             patience.as_secs_f64()
         );
         self.durable.unable.failed = true;

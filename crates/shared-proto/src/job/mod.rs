@@ -28,7 +28,7 @@ pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
-pub use strategy::{BatchNorm, CrossDevice, PipelineSchedule, Strategy, StrategyName};
+pub use strategy::{BatchNorm, CrossDevice, PipelineSchedule, StageGroups, Strategy, StrategyName};
 pub use table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,
@@ -409,7 +409,10 @@ impl Job {
     pub fn workers(&self) -> u32 {
         match self.strategy.name.has_one_worker() {
             true => 1,
-            false => self.cluster.workers.unwrap_or(1),
+            false => {
+                let needed = self.strategy.stage_groups().workers;
+                self.cluster.workers.unwrap_or(needed)
+            }
         }
     }
 

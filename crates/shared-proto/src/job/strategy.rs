@@ -1,5 +1,7 @@
 //! The strategy of a job.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Mode, Wire};
@@ -41,6 +43,9 @@ pub struct Strategy {
     /// `model-parallel`: the stages that the model is cut into; absent: one for each device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<u32>,
+    /// `model-parallel`: the workers that hold the stages of a model together; absent: each worker holds all stages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage_workers: Option<u32>,
 }
 
 impl Default for Strategy {
@@ -57,6 +62,50 @@ impl Strategy {
             Mode::Bounded => StalenessBound::Steps(self.staleness),
             Mode::Async => StalenessBound::Unbounded,
         }
+    }
+
+    /// Returns the stage groups of the job's workers.
+    pub fn stage_groups(&self) -> StageGroups {
+        StageGroups {
+            workers: self.stage_workers.unwrap_or(1).max(1),
+        }
+    }
+
+    /// Returns the number of workers of a cluster on one machine, if the job names none. Stages share out the devices of the
+    /// machine already, so more workers than hold a model would only share those.
+    pub fn usual_workers(&self) -> u32 {
+        match self.name {
+            StrategyName::ModelParallel => self.stage_groups().workers,
+            name if name.has_one_worker() => 1,
+            _ => 2,
+        }
+    }
+}
+
+/// The stage groups of a ring: workers of consecutive ranks that hold the stages of a model together. A group of one worker has the whole
+/// model. Ranks behind the last whole group are spare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageGroups {
+    /// The number of workers of a group.
+    pub workers: u32,
+}
+
+impl StageGroups {
+    /// Returns how many of so many members are in a whole group.
+    pub fn computing(self, members: u64) -> u64 {
+        members - members % u64::from(self.workers)
+    }
+
+    /// Returns the ranks of the group of a rank; none if the rank is spare.
+    pub fn of(self, rank: u32, ranks: u32) -> Option<Range<u32>> {
+        let first = rank - self.place(rank);
+        let end = first.saturating_add(self.workers);
+        (end <= ranks).then_some(first..end)
+    }
+
+    /// Returns the place of a rank in its group, from 0.
+    pub fn place(self, rank: u32) -> u32 {
+        rank % self.workers
     }
 }
 
@@ -76,6 +125,7 @@ struct Written {
     schedule: Option<PipelineSchedule>,
     micro_batches: Option<u32>,
     stages: Option<u32>,
+    stage_workers: Option<u32>,
 }
 
 impl Default for Written {
@@ -93,6 +143,7 @@ impl Default for Written {
             schedule: None,
             micro_batches: None,
             stages: None,
+            stage_workers: None,
         }
     }
 }
@@ -112,6 +163,7 @@ impl From<Written> for Strategy {
             schedule,
             micro_batches,
             stages,
+            stage_workers,
         } = written;
         Self {
             mode: mode.unwrap_or(name.usual_mode()),
@@ -126,6 +178,7 @@ impl From<Written> for Strategy {
             schedule,
             micro_batches,
             stages,
+            stage_workers,
         }
     }
 }
@@ -198,7 +251,7 @@ pub enum StrategyName {
     Hybrid,
     /// On the only worker.
     OneDevice,
-    /// On each worker, in stages on its devices. The workers add up their gradients and make the same update.
+    /// In stages on the devices of a worker, or of several workers. The workers add up their gradients and make the same update.
     ModelParallel,
 }
 
@@ -241,15 +294,6 @@ impl StrategyName {
             | Self::MultiWorkerMirrored
             | Self::Hybrid
             | Self::ModelParallel => false,
-        }
-    }
-
-    /// Returns the number of workers of a cluster on one machine, if the job names none. Stages share out the devices of the
-    /// machine already, so more workers would only share those.
-    pub fn usual_workers(self) -> u32 {
-        match self.has_one_worker() || self == Self::ModelParallel {
-            true => 1,
-            false => 2,
         }
     }
 

@@ -102,6 +102,7 @@ batch_norm = "per-replica" # per-replica | synchronised: whose samples batch nor
 #: schedule = "1f1b"     # model-parallel: 1f1b | gpipe, the order in which stages compute micro-batches
 #: micro_batches = 16    # model-parallel: the parts of a batch that follow each other through the stages; absent: 4 for each device
 #: stages = 4            # model-parallel: the stages that the model is cut into; absent: one for each device
+#: stage_workers = 2     # model-parallel: the workers that hold the stages of a model together; absent: each holds all stages
 
 [cluster]
 #: ps = 2               # parameter servers; absent: those there when none has joined for 3 s

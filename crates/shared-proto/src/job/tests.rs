@@ -23,7 +23,7 @@ fn the_template_says_the_defaults_and_names_every_setting() {
         .map(|line| line.strip_prefix("#: ").unwrap_or(line))
         .fold(String::new(), |text, line| text + line + "\n");
     // Some of them exclude others.
-    const WITHOUT_BUCKETS: [&str; 7] = [
+    const WITHOUT_BUCKETS: [&str; 8] = [
         "clip_value",
         "clip_norm",
         "optimizer_copies",
@@ -31,6 +31,7 @@ fn the_template_says_the_defaults_and_names_every_setting() {
         "schedule",
         "micro_batches",
         "stages",
+        "stage_workers",
     ];
     for (strategy, others) in [
         ("model-parallel", &["bucket_mebibytes", "cross_device"][..]),

@@ -135,6 +135,10 @@ faults! {
         OwnOrder,
         /// A bucket counts, though a part of its gradient was missing when it left.
         LeftTooEarly,
+        /// Each worker of a stage group counts the samples of the group.
+        GroupCountsTwice,
+        /// Samples are leased for spare workers, which compute none.
+        SpareHasSamples,
         /// A member begins with initial slots instead of those of the members that hold them.
         SlotsNotTaken,
         /// The slots of earlier values are taken for those of the newest.

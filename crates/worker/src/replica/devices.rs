@@ -17,8 +17,8 @@ use super::error::ReplicaError;
 use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::{
-    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade,
-    ValuesId,
+    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StageSteps,
+    StepsMade, ValuesId,
 };
 use super::rounds::{Others, meet, rounds};
 use super::step::{Computed, Positions, Step};
@@ -384,6 +384,10 @@ impl Mirror for DeviceReplicas {
             [one] => one.device_steps(),
             _ => None,
         }
+    }
+
+    fn stages(&self) -> Option<&dyn StageSteps> {
+        self.first().stages()
     }
 }
 

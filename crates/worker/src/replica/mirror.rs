@@ -8,6 +8,7 @@ use shared_proto::payload::Elements;
 
 use super::error::ReplicaError;
 use super::filling::Filling;
+use super::neighbours::Neighbours;
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
 use crate::variables::BucketedGradients;
@@ -75,6 +76,30 @@ pub trait Mirror: OptimizerParts {
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         None
     }
+
+    /// Returns the replica as one that can compute some stages of the model. Returns none by default.
+    fn stages(&self) -> Option<&dyn StageSteps> {
+        None
+    }
+}
+
+/// A replica that computes some stages of the model, while others of its stage group compute the rest.
+#[async_trait(?Send)]
+pub trait StageSteps {
+    /// Returns the number of devices.
+    fn devices(&self) -> usize;
+
+    /// Takes a place in a stage group, from 0, and with it stages; or gives all stages back.
+    async fn take_place(&self, place: Option<usize>) -> Result<(), ReplicaError>;
+
+    /// Computes as [`Replica::compute`](super::Replica::compute) does, together with the other workers of the stage group. There must be
+    /// samples. The loss and the norm are those of the group; the gradients of variables of other workers' stages have no elements.
+    async fn compute_in_stages(
+        &self,
+        neighbours: Neighbours,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError>;
 }
 
 /// A replica that can make steps alone, with gradients that stay in the memory of its device.

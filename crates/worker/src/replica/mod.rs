@@ -4,6 +4,7 @@
 //! - `mirror`: what strategies without servers ask of it besides; `mirrored`: how the thread does it
 //! - `devices`: several replicas as one, each on a device of its own
 //! - `pipeline`: a model in stages on several devices
+//! - `neighbours`: the ways to the workers with the other stages of a model
 //! - `rounds`: sums over the replicas of a step in the middle of their passes
 //! - `filling`: gradients that leave in the middle of a backward pass
 //! - `thread`: a candle model on a thread of its own; `build`: the model, its variables and tables
@@ -18,6 +19,7 @@ mod filling;
 mod interface;
 mod mirror;
 mod mirrored;
+mod neighbours;
 mod pipeline;
 mod reader;
 mod rounds;
@@ -32,9 +34,10 @@ pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use filling::{Filled, Filling, filling};
 pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 pub use mirror::{
-    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade,
-    ValuesId,
+    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StageSteps,
+    StepsMade, ValuesId,
 };
+pub use neighbours::{Begun, Carried, Carrier, Ends, Neighbour, Neighbours, Wait};
 pub use rounds::{Others, Round, Rounds, rounds};
 pub use step::{Computed, Positions, Step};
 pub use thread::ModelReplica;

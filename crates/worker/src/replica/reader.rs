@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use candle_core::Device;
+use parking_lot::RwLock;
 use shared_proto::job::Job;
 use shared_proto::step::{EVERY_BATCH, Want, WantedRows};
 use tokio::sync::mpsc::{self, Receiver, Sender};
@@ -33,6 +34,24 @@ pub(super) struct Request {
     pub(super) batches: oneshot::Sender<Batches>,
 }
 
+/// The model of a replica, which may be built anew while its batches are read.
+#[derive(Clone)]
+pub(super) struct SharedModel(Arc<RwLock<Arc<dyn Model>>>);
+
+impl SharedModel {
+    pub(super) fn new(model: Arc<dyn Model>) -> Self {
+        Self(Arc::new(RwLock::new(model)))
+    }
+
+    pub(super) fn get(&self) -> Arc<dyn Model> {
+        Arc::clone(&self.0.read())
+    }
+
+    pub(super) fn replace(&self, model: Arc<dyn Model>) {
+        *self.0.write() = model;
+    }
+}
+
 /// The number of steps that may wait for the thread.
 const REQUESTS: usize = 4;
 
@@ -40,7 +59,7 @@ const REQUESTS: usize = 4;
 struct Reader {
     job: Arc<Job>,
     training: Box<dyn Samples>,
-    model: Arc<dyn Model>,
+    model: SharedModel,
     tables: ModelTables,
 }
 
@@ -51,7 +70,7 @@ struct Reader {
 pub(super) fn start(
     job: Arc<Job>,
     training: Box<dyn Samples>,
-    model: Arc<dyn Model>,
+    model: SharedModel,
     tables: ModelTables,
 ) -> Result<(Sender<Request>, JoinHandle<()>), ReplicaError> {
     let (requests, queue) = mpsc::channel(REQUESTS);
@@ -87,7 +106,9 @@ impl Reader {
             seed: self.job.seed,
             epoch: positions.data_epoch,
         };
-        let size = u64::from(self.job.batch_size);
+        // The workers of a stage group compute their batches as one.
+        let workers = self.job.strategy.stage_groups().workers;
+        let size = u64::from(self.job.batch_size).saturating_mul(workers.into());
         let (training, end) = (&mut *self.training, positions.end);
         let starts = (positions.start..end).step_by(size as usize);
         let batch = |start: u64| {
@@ -106,7 +127,8 @@ impl Reader {
         // A pull also waits for slower workers, so each step has one.
         let mut wants = EVERY_BATCH.to_vec();
         let batches = &assembled.batches;
-        for want in batches.iter().flat_map(|batch| self.model.wants(batch)) {
+        let model = self.model.get();
+        for want in batches.iter().flat_map(|batch| model.wants(batch)) {
             if !wants.contains(&want) {
                 wants.push(want);
             }

@@ -75,7 +75,7 @@ impl Others {
     }
 
     /// Adds a vector to those of the others. Returns none if they are gone.
-    async fn sum(&self, values: Vec<f64>) -> Option<Vec<f64>> {
+    pub async fn sum(&self, values: Vec<f64>) -> Option<Vec<f64>> {
         let (asking, round, answer) = self.round(values)?;
         asking.send(round).await.ok()?;
         answer.await.ok()

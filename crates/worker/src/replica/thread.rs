@@ -1,6 +1,6 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
 //! batches. `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile, `on_device` those with gradients
-//! that stay on the device; `mirror` asks the thread for what strategies without servers want.
+//! that stay on the device, `stages` those of some stages of a model; `mirror` asks the thread for what strategies without servers want.
 
 mod buckets;
 mod memory;
@@ -9,6 +9,7 @@ mod mirror;
 mod nccl;
 mod on_device;
 mod pass;
+mod stages;
 #[cfg(not(feature = "nccl"))]
 mod without_nccl;
 
@@ -30,6 +31,7 @@ pub(super) use self::gpus::NcclId;
 use self::nccl as gpus;
 pub(super) use self::on_device::PartOfStep;
 use self::on_device::{DeviceCommand, OnDevice};
+use self::stages::StageCommand;
 #[cfg(not(feature = "nccl"))]
 use self::without_nccl as gpus;
 use super::build::{Built, Place, build, precision};
@@ -39,12 +41,12 @@ use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::{InBuckets, Mirror};
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
-use super::pipeline::{Pipeline, devices_of_stages};
-use super::reader::{self, Assembled, Batches, Request};
+use super::pipeline::Pipeline;
+use super::reader::{self, Assembled, Batches, Request, SharedModel};
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
 use crate::input::{Dataset, Fitted, Purpose, Samples, Signature, save_transforms};
-use crate::model::{Batch, Model, Objective, Pass, Stages};
+use crate::model::{Batch, Objective, Pass};
 use crate::registry::Registry;
 use crate::tables::ModelTables;
 use crate::variables::{Part, Variables};
@@ -62,6 +64,7 @@ enum Command {
     BucketedGradients(Reply<Vec<Elements>>),
     GradientOrder(Reply<Vec<usize>>),
     OnDevice(DeviceCommand),
+    Stages(StageCommand),
     Evaluate(EvaluationPart, Reply<Evaluation>),
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
@@ -78,6 +81,8 @@ pub struct ModelReplica {
     /// True if gradients can stay on the device.
     steps_on_device: bool,
     on_gpu: bool,
+    /// The number of devices that have stages of a model; 0 if the model is not cut.
+    stage_devices: usize,
 }
 
 impl ModelReplica {
@@ -109,6 +114,7 @@ impl ModelReplica {
         let is_whole = job.strategy.name != StrategyName::ModelParallel;
         let (clips, accumulate) = (job.clip() != Clip::default(), job.accumulate);
         let fills_buckets = !clips && accumulate == 1 && is_whole;
+        let stage_devices = if is_whole { 0 } else { devices.len() };
         let on_gpu = devices.first().is_some_and(|device| !device.is_cpu());
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
@@ -136,6 +142,7 @@ impl ModelReplica {
                     fills_buckets,
                     steps_on_device,
                     on_gpu,
+                    stage_devices,
                 })
             }
             Err(_) => Err(panicked(&thread).await),
@@ -224,7 +231,7 @@ struct Thread {
     evaluation: Box<dyn Samples>,
     transforms: Option<Fitted>,
     objective: Objective,
-    model: Arc<dyn Model>,
+    model: SharedModel,
     variables: Variables,
     tables: ModelTables,
     /// The rows of each table that were pulled for the next batch.
@@ -261,7 +268,7 @@ impl Thread {
             tables,
             model,
         } = built;
-        let model: Arc<dyn Model> = model.into();
+        let model = SharedModel::new(model.into());
         let description = Description {
             variables: variables.specs(),
             tables: tables.specs(),
@@ -329,6 +336,7 @@ impl Thread {
                 }
                 Command::GradientOrder(reply) => drop(reply.send(Ok(self.gradient_order()))),
                 Command::OnDevice(command) => self.serve_on_device(command),
+                Command::Stages(command) => self.serve_stages(command),
                 Command::Evaluate(part, reply) => drop(reply.send(self.evaluate(part))),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
@@ -377,18 +385,19 @@ impl Thread {
                 if self.job.non_finite == NonFinite::Fail {
                     self.variables.check_finite()?;
                 }
-                Evaluating::begin(&*self.model, &self.objective)
+                Evaluating::begin(&*self.model.get(), &self.objective)
             }
         };
         if let Some((batch, rows)) = evaluating.read.take() {
             let rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
             self.tables.set(&rows);
             let pass = Pass::evaluation(&self.objective);
+            let model = self.model.get();
             let outputs = match &self.pipeline {
-                Some(pipeline) => pipeline.forward(&*self.model, &batch, &pass),
-                None => self.model.forward(&batch, &pass),
+                Some(pipeline) => pipeline.forward(&*model, &batch, &pass),
+                None => model.forward(&batch, &pass),
             }?;
-            evaluating.add(&*self.model, &outputs, &batch, &pass)?;
+            evaluating.add(&*model, &outputs, &batch, &pass)?;
         }
         let samples = &mut *self.evaluation;
         match evaluating.next(samples, &self.tables, &self.device)? {
@@ -473,10 +482,11 @@ fn built(
             None,
         ));
     }
-    let stages = Stages::on(devices_of_stages(job.strategy.stages, devices)?);
-    let place = Place::in_stages(first, stages.clone());
-    let built = build(job, registry, &place, data, objective)?;
-    let pipeline = Pipeline::new(job, devices, &stages, &built)?;
+    let build = |stages| {
+        let place = Place::in_stages(first, stages);
+        build(job, registry, &place, data, objective)
+    };
+    let (built, pipeline) = Pipeline::build(job, devices, build)?;
     Ok((built, Some(pipeline)))
 }
 

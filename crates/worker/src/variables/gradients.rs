@@ -2,6 +2,7 @@
 //! them.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use candle_core::Var;
@@ -59,8 +60,21 @@ impl Variables {
         store: &GradStore,
         rows: &[Var],
     ) -> Result<Trained, VariablesError> {
+        self.gradients_of(store, rows, |_| true)
+    }
+
+    /// Does the same as [`Self::trained_gradients`] for some of the variables. The gradients of the others have no elements.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) fn gradients_of(
+        &self,
+        store: &GradStore,
+        rows: &[Var],
+        counts: impl Fn(&Var) -> bool,
+    ) -> Result<Trained, VariablesError> {
         let gradient = |(spec, var): &(VariableSpec, Var)| {
-            if !spec.kind.is_optimized() {
+            if !spec.kind.is_optimized() || !counts(var) {
                 return Ok(Vec::new());
             }
             let gradient = store.get(var).ok_or_else(|| VariablesError::NoGradient {
@@ -90,7 +104,19 @@ impl Variables {
         before: Measured,
         clip: Clip,
     ) -> Result<Gradients, VariablesError> {
-        let (trained, norm) = trained.clipped(clip);
+        self.finish_clipped(trained.clipped(clip), rows, before)
+    }
+
+    /// Returns the gradients of a step as [`Self::finish_gradients`] does, from gradients that are limited already and their norm before.
+    ///
+    /// # Errors
+    /// candle's.
+    pub(crate) fn finish_clipped(
+        &self,
+        (trained, norm): (Trained, f64),
+        rows: &[Arc<WantedRows>],
+        before: Measured,
+    ) -> Result<Gradients, VariablesError> {
         let mut gradients = trained.0;
         let of_rows = gradients.split_off(self.0.len());
         for (number, change) in self.changes(before)? {
@@ -156,8 +182,12 @@ impl Trained {
 
     /// Returns the global norm.
     pub(crate) fn norm(&self) -> f64 {
-        let squares: f64 = self.0.iter().map(|values| sum_of_squares(values)).sum();
-        squares.sqrt()
+        self.squares().sqrt()
+    }
+
+    /// Returns the sum of the squares of all elements.
+    fn squares(&self) -> f64 {
+        self.0.iter().map(|values| sum_of_squares(values)).sum()
     }
 
     /// Returns the gradients, each times a factor.
@@ -171,21 +201,42 @@ impl Trained {
 
     /// Returns the gradients limited by `clip`, and their global norm before.
     pub(crate) fn clipped(self, clip: Clip) -> (Self, f64) {
-        let norm = self.norm();
-        let (limited, limited_norm) = match clip.value {
-            Some(most) => {
-                let limited = self.limited(most);
-                let norm = limited.norm();
-                (limited, norm)
-            }
-            None => (self, norm),
+        let Ok(clipped) = self.clipped_among(clip, &mut Ok::<_, Infallible>);
+        clipped
+    }
+
+    /// Does the same as [`Self::clipped`] for a part of the gradients. `whole` makes the sum of the squares of all parts from that of this
+    /// one; it is called once, and once more if elements are limited.
+    ///
+    /// # Errors
+    /// Those of `whole`.
+    pub(crate) fn clipped_among<E>(
+        self,
+        clip: Clip,
+        whole: &mut dyn FnMut(f64) -> Result<f64, E>,
+    ) -> Result<(Self, f64), E> {
+        let norm = whole(self.squares())?.sqrt();
+        let limited = self.limited_to(clip.value);
+        let limited_norm = match clip.value {
+            Some(_) => whole(limited.squares())?.sqrt(),
+            None => norm,
         };
-        let most = clip.norm.map(f64::from);
-        let clipped = match most.filter(|most| limited_norm > *most) {
-            Some(most) => limited.times((most / limited_norm) as f32),
-            None => limited,
-        };
-        (clipped, norm)
+        Ok((limited.shortened(clip.norm, limited_norm), norm))
+    }
+
+    fn limited_to(self, most: Option<f32>) -> Self {
+        match most {
+            Some(most) => self.limited(most),
+            None => self,
+        }
+    }
+
+    /// Returns the gradients, shortened if their norm exceeds the largest one that is allowed.
+    fn shortened(self, most: Option<f32>, norm: f64) -> Self {
+        match most.map(f64::from).filter(|most| norm > *most) {
+            Some(most) => self.times((most / norm) as f32),
+            None => self,
+        }
     }
 
     /// Returns the gradients with no finite element below `-most` or above `most`. NaN and infinity stay, to be found.

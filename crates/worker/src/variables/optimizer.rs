@@ -68,7 +68,8 @@ impl LocalOptimizer {
     /// # Errors
     /// candle's.
     pub fn new(job: &Job, variables: &Variables, samples: u64) -> Result<Self, VariablesError> {
-        let total = job.total_steps_together(samples, job.workers().into());
+        let computing = job.strategy.stage_groups().computing(job.workers().into());
+        let total = job.total_steps_together(samples, computing);
         let rule = |(spec, _): &(VariableSpec, Var)| VariableRule::of(job, spec, total);
         let rules: Vec<VariableRule> = variables.0.iter().map(rule).collect();
         let places = Places::of(job, variables.0.iter().map(|(spec, _)| spec));

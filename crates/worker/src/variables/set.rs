@@ -26,6 +26,11 @@ pub struct Part {
 pub struct Variables(pub(super) Vec<(VariableSpec, Var)>);
 
 impl Variables {
+    /// Returns no variables.
+    pub(crate) fn none() -> Self {
+        Self(Vec::new())
+    }
+
     /// Builds a model, and creates each variable when the model asks for it. The seed and the variable's name
     /// alone decide its initial values: candle's generator cannot be seeded on the CPU. `kind_of` returns the kind of
     /// the variable of a name, as [`VariableKind::by_name`] does.

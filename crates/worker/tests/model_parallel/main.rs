@@ -1,11 +1,12 @@
 //! A model in stages on several devices computes what one device does.
 //!
+//! - `groups`: stages on several workers
 //! - `own`: data and models of one's own
 
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use flambeau_worker::model::Metrics;
@@ -18,9 +19,12 @@ use shared_proto::job::Job;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
 
+mod groups;
 mod own;
 
-use own::{Astray, Chain, Doubled, Fails, Mute, Sequences, Tagged, Tied};
+use own::{
+    Astray, BACKWARD, Chain, Doubled, FORWARD, Fails, Mute, Sequences, Sleepy, Tagged, Tied,
+};
 
 fn registry() -> Registry {
     let registry = Registry::builtin().data::<Sequences>("sequences");
@@ -31,6 +35,7 @@ fn registry() -> Registry {
         .model::<Mute>("mute")
         .model::<Tied>("tied")
         .model::<Doubled>("doubled")
+        .model::<Sleepy>("sleepy")
 }
 
 const MLP: &str = "[model]\nname = \"mlp\"\nhidden = [24, 16, 12]\n";
@@ -389,7 +394,7 @@ async fn a_model_that_does_not_compute_its_blocks_is_refused() {
 async fn a_stage_that_fails_ends_the_step_and_is_named() {
     for (at, panics) in [(0, false), (1, true), (2, false), (3, true), (3, false)] {
         for schedule in ["gpipe", "1f1b"] {
-            let panics_too = if panics { "panics = true\n" } else { "" };
+            let panics_too = if panics { "instead = \"panic\"\n" } else { "" };
             let model =
                 format!("[model]\nname = \"fails\"\n[model.options]\nat = {at}\n{panics_too}");
             let strategy = format!("schedule = \"{schedule}\"\nmicro_batches = 6\n");

@@ -1,6 +1,8 @@
 //! Data and models of one's own.
 
-use candle_core::{Result, Tensor, bail};
+use std::time::Duration;
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
 use flambeau_worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source, Values};
 use flambeau_worker::model::{Batch, Model, Pass, Setup, forward_blocks};
@@ -104,8 +106,8 @@ impl Model for Chain {
     }
 }
 
-/// A model with a block that fails or panics.
-pub(crate) struct Fails(Vec<Linear>, usize, bool);
+/// A model with a block that fails, panics, or has outputs that are NaN.
+pub(crate) struct Fails(Vec<Linear>, usize, Option<String>);
 
 impl Model for Fails {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
@@ -114,8 +116,9 @@ impl Model for Fails {
             .get("at")
             .and_then(|at| at.as_integer())
             .unwrap_or(0);
-        let panics = options.contains_key("panics");
-        Ok(Self(layers(setup, 4, &vars)?, at as usize, panics))
+        let instead = options.get("instead").and_then(|what| what.as_str());
+        let instead = instead.map(str::to_owned);
+        Ok(Self(layers(setup, 4, &vars)?, at as usize, instead))
     }
 
     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
@@ -133,10 +136,12 @@ impl Model for Fails {
         batch: &Batch,
         _: &Pass,
     ) -> Result<Tensor> {
-        match (block == self.1 && batch.samples() == 3, self.2) {
-            (true, true) => panic!("the planted panic"),
-            (true, false) => bail!("the planted error"),
-            (false, _) => layer(&self.0, block, x, batch),
+        let outputs = layer(&self.0, block, x, batch)?;
+        match self.2.as_deref() {
+            _ if block != self.1 || batch.samples() != 3 => Ok(outputs),
+            Some("panic") => panic!("the planted panic"),
+            Some("nan") => outputs * f64::NAN,
+            _ => bail!("the planted error"),
         }
     }
 }
@@ -221,5 +226,55 @@ impl Model for Mute {
 
     fn blocks(&self) -> usize {
         self.0.blocks()
+    }
+}
+
+/// Four equal blocks, which sleep in both directions.
+pub(crate) struct Sleepy(Vec<Linear>);
+
+/// The time that a block of [`Sleepy`] takes for a micro-batch.
+pub(crate) const FORWARD: Duration = Duration::from_millis(5);
+pub(crate) const BACKWARD: Duration = Duration::from_millis(10);
+
+impl Model for Sleepy {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        layers(setup, 4, &vars).map(Self)
+    }
+
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        forward_blocks(self, batch, pass)
+    }
+
+    fn blocks(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        x: Option<&Tensor>,
+        batch: &Batch,
+        _: &Pass,
+    ) -> Result<Tensor> {
+        layer(&self.0, block, x, batch)?.apply_op1(Sleep)
+    }
+}
+
+/// Returns its input.
+struct Sleep;
+
+impl CustomOp1 for Sleep {
+    fn name(&self) -> &'static str {
+        "sleep"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        std::thread::sleep(FORWARD);
+        Ok((x.clone(), layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        std::thread::sleep(BACKWARD);
+        Ok(Some(gradient.clone()))
     }
 }

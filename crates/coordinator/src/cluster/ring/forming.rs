@@ -129,8 +129,24 @@ impl Cluster {
         if let Some((gone, _)) = self.durable.awaited.first_key_value() {
             return format!("{gone} is given time to come back");
         }
-        let wanted = self.job.workers();
-        format!("{} of {wanted} workers have joined", ring.members.len())
+        let (joined, wanted) = (ring.members.len(), self.wanted_in_ring());
+        let training = self.durable.outcome.phase == JobPhase::Training;
+        match training && wanted > 1 {
+            true => format!("{joined} of the {wanted} workers of a stage group have joined"),
+            false => format!("{joined} of {wanted} workers have joined"),
+        }
+    }
+
+    /// Returns the number of workers without which no ring is formed: at first those that the job names, later those that hold a model
+    /// together. One worker with values is enough to end a job in which no step is left; a checkpoint may have steps left.
+    pub(in crate::cluster) fn wanted_in_ring(&self) -> u32 {
+        let has_values = |member: &RingMember| member.joined && member.values.is_some();
+        let ends = self.durable.training.stopping || self.exhausted();
+        match self.durable.outcome.phase {
+            JobPhase::Starting => self.job.workers(),
+            _ if ends && self.durable.ring.members.iter().any(has_values) => 1,
+            _ => self.job.strategy.stage_groups().workers,
+        }
     }
 
     /// Breaks the ring: all members are to join the next one.
@@ -181,8 +197,7 @@ impl Cluster {
         }
         self.leave_out_lost(now);
         let ring = &self.durable.ring;
-        let starting = self.durable.outcome.phase == JobPhase::Starting;
-        let wanted = if starting { self.job.workers() } else { 1 } as usize;
+        let wanted = self.wanted_in_ring() as usize;
         let complete = ring.members.iter().all(|member| member.joined);
         if ring.formed || !complete || ring.members.len() < wanted || self.ended() {
             return;
@@ -209,12 +224,14 @@ impl Cluster {
             .map(|member| member.task)
             .collect();
         let is_lost = |task: &Task| joined().any(|member| member.lost == Some(*task));
+        let enough = joined().count() >= self.wanted_in_ring() as usize;
         let waited = self.observed.rings.age(now);
         if ring.formed
             || self.durable.outcome.phase != JobPhase::Training
             || waited.is_none_or(|waited| waited < ABSENCE)
             || !joined().any(|member| member.values.is_some())
             || absent.is_empty()
+            || !enough
             || !absent.iter().all(is_lost)
         {
             return;

@@ -46,10 +46,19 @@ impl Cluster {
                 ..span.split
             },
             rank: ring.rank(task),
-            ranks: ring.members.len() as u32,
+            ranks: self.computing_in_ring() as u32,
             // It changes with an evaluation alone, and no span begins before that is done.
             learning_rate_factor: self.learning_rate_factor(),
         })
+    }
+
+    /// Returns the number of members that have samples: those of whole stage groups. The others are spare.
+    fn computing_in_ring(&self) -> u64 {
+        let members = self.durable.ring.members.len() as u64;
+        if planted!(SpareHasSamples) {
+            return members;
+        }
+        self.job.strategy.stage_groups().computing(members)
     }
 
     /// Leases the next steps to the ring, unless it has some.
@@ -69,7 +78,11 @@ impl Cluster {
         }
         let first = ring.made_by_all();
         let members: Vec<Task> = ring.members.iter().map(|member| member.task).collect();
-        let ranks = members.len() as u64;
+        let ranks = self.computing_in_ring();
+        if ranks == 0 {
+            // The ring is smaller than a stage group, and only ends the job.
+            return;
+        }
         let size = self.job.samples_per_step().saturating_mul(ranks);
         let Some(ledger) = &mut self.durable.training.ledger else {
             return;

@@ -12,6 +12,7 @@ use super::checkpoints::place;
 use super::*;
 
 mod cases;
+mod groups;
 mod random;
 mod saved;
 mod status;
@@ -320,8 +321,11 @@ impl Rings {
             Work::Shared {
                 split, rank, ranks, ..
             } => {
-                assert_eq!(ranks as usize, self.workers.len());
-                assert!(rank < ranks);
+                let groups = self.scene.cluster.job.strategy.stage_groups();
+                let members = self.workers.len() as u64;
+                assert_eq!(u64::from(ranks), groups.computing(members));
+                // The others are spare.
+                assert!(rank < ranks || ranks < members as u32);
                 let held = (split, split.start, u64::from(ranks));
                 self.workers[worker].held = Some(held);
                 current(held)

@@ -196,7 +196,10 @@ fn settings_of_stages_count_with_model_parallel_alone() {
     assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
     let name = job.strategy.name;
     assert!(name.has_ring() && !name.has_servers() && !name.has_one_worker());
-    assert_eq!((name.usual_workers(), name.usual_mode()), (1, Mode::Sync));
+    assert_eq!(
+        (strategy.usual_workers(), name.usual_mode()),
+        (1, Mode::Sync)
+    );
     for (setting, expected) in [
         (
             "schedule = \"1f1b\"",
@@ -250,4 +253,53 @@ fn names_are_read_back() {
         assert_eq!(Job::from_toml(&job).unwrap().strategy.name.name(), name);
     }
     assert!(Job::from_toml("[strategy]\nname = \"mirror\"").is_err());
+}
+
+#[test]
+fn several_workers_hold_a_model_together() {
+    let job = |settings: &str| {
+        Job::from_toml(&format!(
+            "strategy = {{ name = \"model-parallel\", {settings}"
+        ))
+    };
+    let four = job("stages = 8, stage_workers = 4 }").unwrap();
+    assert_eq!(Job::from_toml(&four.to_toml()).unwrap(), four);
+    assert_eq!((four.workers(), four.strategy.usual_workers()), (4, 4));
+    let alone = Strategy::default().stage_groups();
+    assert_eq!((alone.computing(3), alone.of(2, 3)), (3, Some(2..3)));
+    for (settings, expected) in [
+        (
+            "stage_workers = 0 }",
+            "`strategy.stage_workers` is 0, but must be at least 1",
+        ),
+        (
+            "stages = 3, stage_workers = 4 }",
+            "`strategy.stages` is 3, but must be at least `strategy.stage_workers`",
+        ),
+        (
+            "stage_workers = 4 }\ncluster = { workers = 3 }",
+            "`cluster.workers` is 3, but must be at least `strategy.stage_workers`",
+        ),
+    ] {
+        let error = job(settings).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn ranks_behind_the_last_whole_group_are_spare() {
+    let groups = |ranks, workers| -> Vec<_> {
+        let groups = StageGroups { workers };
+        (0..ranks).map(|rank| groups.of(rank, ranks)).collect()
+    };
+    assert_eq!(groups(2, 2), [Some(0..2), Some(0..2)]);
+    let two_and_a_spare = [Some(0..2), Some(0..2), Some(2..4), Some(2..4), None];
+    assert_eq!(groups(5, 2), two_and_a_spare);
+    assert_eq!(groups(2, 3), [None, None]);
+    let four = StageGroups { workers: 4 };
+    assert_eq!(
+        [0, 3, 4, 7, 8, 9].map(|members| four.computing(members)),
+        [0, 0, 4, 4, 8, 8]
+    );
+    assert_eq!([0, 3, 4, 9].map(|rank| four.place(rank)), [0, 3, 0, 1]);
 }

@@ -110,30 +110,8 @@ impl Strategy {
 
     /// Checks the settings of stages, which count with `model-parallel` alone.
     pub(super) fn validate_stages(&self) -> Result<(), JobError> {
-        let schedule = self
-            .schedule
-            .map(|schedule| format!("{:?}", schedule.name()));
         let (micro_batches, stages) = (self.micro_batches, self.stages);
-        let given = [
-            ("strategy.schedule", schedule),
-            (
-                "strategy.micro_batches",
-                micro_batches.map(|n| n.to_string()),
-            ),
-            ("strategy.stages", stages.map(|n| n.to_string())),
-        ];
-        let given = given
-            .into_iter()
-            .find_map(|(field, value)| Some((field, value?)));
-        if let (Some((field, value)), true) = (given, self.name != StrategyName::ModelParallel) {
-            return Err(JobError::Unused {
-                field,
-                value,
-                other: "strategy.name",
-                other_value: format!("{:?}", self.name.name()),
-                advice: "leave it out, or use \"model-parallel\"",
-            });
-        }
+        self.check_stages_count()?;
         let check = |field, value: Option<u32>, most, expected| {
             let fits = value.is_none_or(|value| (1..=most).contains(&value));
             let value = value.shown();
@@ -157,11 +135,67 @@ impl Strategy {
             stages,
             MOST_STAGES,
             "must be at least 1 and at most 1024, or absent",
+        )?;
+        check(
+            "strategy.stage_workers",
+            self.stage_workers,
+            MOST_STAGES,
+            "must be at least 1 and at most 1024, or absent",
+        )?;
+        let without_a_stage = stages.filter(|stages| *stages < self.stage_groups().workers);
+        check(
+            "strategy.stages",
+            without_a_stage,
+            0,
+            "must be at least `strategy.stage_workers`, so that each worker has a stage",
         )
     }
 }
 
+impl Strategy {
+    /// Checks that no setting of stages is given without `model-parallel`.
+    fn check_stages_count(&self) -> Result<(), JobError> {
+        let schedule = self.schedule;
+        let schedule = schedule.map(|schedule| format!("{:?}", schedule.name()));
+        let number = |value: Option<u32>| value.map(|value| value.to_string());
+        let given = [
+            ("strategy.schedule", schedule),
+            ("strategy.micro_batches", number(self.micro_batches)),
+            ("strategy.stages", number(self.stages)),
+            ("strategy.stage_workers", number(self.stage_workers)),
+        ];
+        let mut given = given
+            .into_iter()
+            .filter_map(|(field, value)| Some((field, value?)));
+        match given.next() {
+            Some((field, value)) if self.name != StrategyName::ModelParallel => {
+                Err(JobError::Unused {
+                    field,
+                    value,
+                    other: "strategy.name",
+                    other_value: format!("{:?}", self.name.name()),
+                    advice: "leave it out, or use \"model-parallel\"",
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Job {
+    /// Checks that the workers that the job waits for hold a whole model.
+    pub(super) fn validate_stage_workers(&self) -> Result<(), JobError> {
+        let needed = self.strategy.stage_groups().workers;
+        match self.cluster.workers {
+            Some(workers) if workers < needed => Err(JobError::Setting {
+                field: "cluster.workers",
+                value: workers.to_string(),
+                expected: "must be at least `strategy.stage_workers`, or absent: so many workers hold a model together",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the size of buckets, beside which no setting may change gradients before they leave.
     pub(super) fn validate_buckets(&self) -> Result<(), JobError> {
         self.strategy.check_buckets()?;

@@ -11,18 +11,35 @@ pub(in crate::replica) struct Bubble {
     pub(super) ideal: f64,
 }
 
-impl Bubble {
-    /// Returns the bubble of what the devices have done.
-    pub(super) fn of(done: &[Done], ideal: f64) -> Self {
+/// The time of a step's passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::replica) struct Spent {
+    /// The seconds that devices have computed, all together.
+    pub(in crate::replica) busy: f64,
+    /// The seconds from the first beginning to the last end.
+    pub(in crate::replica) span: f64,
+}
+
+impl Spent {
+    /// Returns the time of what devices have done.
+    pub(super) fn of(done: &[Done]) -> Self {
         let begun = done.iter().filter_map(|lane| lane.begun).min();
         let ended = done.iter().filter_map(|lane| lane.ended).max();
         let span = match (begun, ended) {
             (Some(begun), Some(ended)) => ended.duration_since(begun).as_secs_f64(),
             _ => 0.0,
         };
-        let busy: f64 = done.iter().map(|lane| lane.busy.as_secs_f64()).sum();
+        let busy = done.iter().map(|lane| lane.busy.as_secs_f64()).sum();
+        Self { busy, span }
+    }
+}
+
+impl Bubble {
+    /// Returns the bubble of so many devices.
+    pub(super) fn of(spent: Spent, devices: usize, ideal: f64) -> Self {
+        let Spent { busy, span } = spent;
         let measured = match span > 0.0 {
-            true => 1.0 - busy / (span * done.len() as f64),
+            true => 1.0 - busy / (span * devices as f64),
             false => 0.0,
         };
         Self { measured, ideal }

@@ -3,7 +3,6 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use candle_core::{Device, Error};
 
 use super::schedule::{Direction, Operation};
 use super::stage::{Running, StageResult, StepOf};
+use super::ways::{Inlet, Parcel};
 use crate::model::Batch;
 use crate::replica::error::panic_message;
 
@@ -105,23 +105,21 @@ impl<'a> Lane<'a> {
         let (running, step) = (&mut self.stages[place], self.step);
         let sent = match operation.direction {
             Direction::Forward => {
-                let inputs = receive(running.links.from_before.as_ref(), before_is_own)?;
+                let inputs = receive(running.ways.from_before.as_mut(), before_is_own)?;
                 let batch = (number, &batches[number]);
                 let outputs = done.computing(|| running.forward(inputs, batch, step));
                 let outputs = self.outcome(stage, outputs)?;
-                let next = &self.stages[place].links.to_next;
-                outputs
-                    .zip(next.as_ref())
-                    .map(|(outputs, (next, _))| next.send(outputs).is_ok())
+                let next = self.stages[place].ways.to_next.as_ref();
+                let handed = outputs.zip(next);
+                handed.map(|(outputs, next)| next.send(outputs))
             }
             Direction::Backward => {
-                let gradient = receive(running.links.from_next.as_ref(), next_is_own)?.flatten();
+                let gradient = receive(running.ways.from_next.as_mut(), next_is_own)?;
                 let gradient = done.computing(|| running.backward(gradient, number));
                 let gradient = self.outcome(stage, gradient)?;
-                let before = &self.stages[place].links.to_before;
-                before
-                    .as_ref()
-                    .map(|(before, _)| before.send(gradient).is_ok())
+                let before = self.stages[place].ways.to_before.as_ref();
+                let handed = gradient.zip(before);
+                handed.map(|(gradient, before)| before.send(gradient))
             }
         };
         match sent {
@@ -162,14 +160,10 @@ impl Done {
     }
 }
 
-/// Takes what a neighbour has sent, if there is one. If it is in the same lane, it has sent that before, or never will.
-fn receive<T>(channel: Option<&Receiver<T>>, is_own: bool) -> Result<Option<T>, Failure> {
-    let received = match channel {
-        None => return Ok(None),
-        Some(channel) if is_own => channel.try_recv().ok(),
-        Some(channel) => channel.recv().ok(),
-    };
-    received.map(Some).ok_or(Failure::Gone)
+/// Takes what a neighbour sends, if there is a neighbour.
+fn receive<T>(way: Option<&mut Inlet<T>>, is_in_lane: bool) -> Result<Option<Parcel<T>>, Failure> {
+    let received = way.map(|way| way.receive(is_in_lane).ok_or(Failure::Gone));
+    received.transpose()
 }
 
 /// Waits for a lane's end.

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Var};
+use shared_proto::job::Strategy;
 
 use crate::device;
 use crate::model::{Model, Stages};
@@ -16,7 +17,7 @@ pub(super) struct Stage {
     number: usize,
     stages: usize,
     pub(super) blocks: Range<usize>,
-    /// The number of the device.
+    /// The number of the device among those of the workers that hold the model.
     pub(super) place: usize,
     pub(super) device: Device,
     /// The variables that are trained.
@@ -64,29 +65,113 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Returns the device of each stage: as many consecutive stages on each device as on the others, or one more.
-///
-/// # Errors
-/// [`ReplicaError::Devices`] if devices would have no stage.
-pub(in crate::replica) fn devices_of_stages(
-    stages: Option<u32>,
-    devices: &[Device],
-) -> Result<Vec<Device>, ReplicaError> {
-    let stages = stages.map_or(devices.len(), |stages| stages as usize);
-    if stages < devices.len() {
-        return Err(ReplicaError::Devices(format!(
-            "{} devices are given, and `strategy.stages = {stages}` leaves some without a stage; give at most {stages} devices, or set strategy.stages to at least {}",
-            devices.len(),
-            devices.len()
-        )));
-    }
-    let place = |stage| devices[place(stage, stages, devices.len())].clone();
-    Ok((0..stages).map(place).collect())
+/// The places of stages on the devices of a stage group: the workers that hold the stages of a model together.
+#[derive(Clone, Debug)]
+pub(in crate::replica) struct Places {
+    stages: usize,
+    /// The number of workers.
+    workers: usize,
+    /// The devices of this worker. The others have as many.
+    devices: Vec<Device>,
+    /// The place of this worker in its group; none while it has none.
+    worker: Option<usize>,
+    /// True if variables are in the same memory wherever this worker's place is.
+    in_one_memory: bool,
 }
 
-/// Returns the number of a stage's device.
-fn place(stage: usize, stages: usize, devices: usize) -> usize {
-    stage * devices / stages
+impl Places {
+    /// Returns the places of a job's stages: each device has as many consecutive stages as the others, or one more. A worker that holds
+    /// the whole model has a place at once.
+    ///
+    /// # Errors
+    /// [`ReplicaError::Devices`] if devices would have no stage.
+    pub(super) fn new(strategy: &Strategy, devices: &[Device]) -> Result<Self, ReplicaError> {
+        let workers = strategy.stage_groups().workers as usize;
+        let all = workers * devices.len();
+        let stages = strategy.stages.map_or(all, |stages| stages as usize);
+        if stages < all {
+            let given = match workers {
+                1 => format!("{all} devices are given"),
+                _ => format!(
+                    "{workers} workers with {} devices each hold the model",
+                    devices.len()
+                ),
+            };
+            return Err(ReplicaError::Devices(format!(
+                "{given}, and `strategy.stages = {stages}` leaves some without a stage; give at most {} devices, or set strategy.stages to at least {all}",
+                stages / workers
+            )));
+        }
+        Ok(Self {
+            stages,
+            workers,
+            devices: devices.to_vec(),
+            worker: Some(0).filter(|_| workers == 1),
+            in_one_memory: devices.iter().all(Device::is_cpu),
+        })
+    }
+
+    /// Returns the same places, seen from this place in the group.
+    #[must_use]
+    pub(super) fn of_worker(&self, worker: Option<usize>) -> Self {
+        Self {
+            worker: worker.filter(|worker| *worker < self.workers),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the place of this worker.
+    pub(super) fn worker(&self) -> Option<usize> {
+        self.worker
+    }
+
+    /// Returns the devices of this worker.
+    pub(super) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Returns the number of devices of the group.
+    pub(super) fn all_devices(&self) -> usize {
+        self.workers * self.devices.len()
+    }
+
+    /// Returns the numbers of this worker's devices among those of the group.
+    pub(super) fn own(&self) -> Range<usize> {
+        let first = self.worker.unwrap_or(0) * self.devices.len();
+        match self.worker {
+            Some(_) => first..first + self.devices.len(),
+            None => 0..0,
+        }
+    }
+
+    /// Returns whether variables are in the same memory wherever this worker's place is.
+    pub(super) fn are_in_one_memory(&self) -> bool {
+        self.in_one_memory
+    }
+
+    /// Treats the worker's devices as ones with memory of their own, as GPUs have.
+    #[cfg(test)]
+    pub(super) fn separate(&mut self) {
+        self.in_one_memory = false;
+    }
+
+    /// Returns the number of a stage's device among those of the group.
+    fn of_stage(&self, stage: usize) -> usize {
+        stage * self.all_devices() / self.stages
+    }
+
+    /// Returns the device of each stage's variables. Those of other workers' stages are in the host's memory.
+    pub(super) fn stages(&self) -> Stages {
+        let own = self.own();
+        let device = |stage| {
+            let number = self.of_stage(stage);
+            match own.contains(&number) {
+                true => self.devices[number - own.start].clone(),
+                false => Device::Cpu,
+            }
+        };
+        Stages::on((0..self.stages).map(device).collect())
+    }
 }
 
 /// Returns the stages of a model that was built on `on`.
@@ -95,7 +180,7 @@ fn place(stage: usize, stages: usize, devices: usize) -> usize {
 /// [`ReplicaError::Chain`] if the model cannot be cut into them.
 pub(super) fn stages(
     name: &str,
-    devices: &[Device],
+    places: &Places,
     on: &Stages,
     variables: &Variables,
     model: &dyn Model,
@@ -109,7 +194,7 @@ pub(super) fn stages(
             number,
             stages: count,
             blocks: on.blocks_of(number, blocks),
-            place: place(number, count, devices.len()),
+            place: places.of_stage(number),
             device: device.clone(),
             trained: Vec::new(),
             measured: Vec::new(),
@@ -136,7 +221,7 @@ pub(super) fn stages(
             others.for_each(|other| other.others.push((spec.name.clone(), stage, var.clone())));
         }
     }
-    tell(&stages);
+    tell(&stages, &places.own());
     Ok(stages)
 }
 
@@ -162,9 +247,9 @@ fn check(
     }
 }
 
-/// Logs where the stages are.
-fn tell(stages: &[Stage]) {
-    for stage in stages {
+/// Logs where the stages on these devices are.
+pub(super) fn tell(stages: &[Stage], devices: &Range<usize>) {
+    for stage in stages.iter().filter(|stage| devices.contains(&stage.place)) {
         let numbers: usize = stage.trained.iter().map(|var| var.elem_count()).sum();
         tracing::info!(%stage, trained_numbers = numbers, "a stage of the model is in place");
     }

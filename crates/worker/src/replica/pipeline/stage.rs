@@ -1,15 +1,15 @@
 //! The passes of a stage, and what it holds between them.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, SyncSender};
 
 use candle_core::backprop::GradStore;
-use candle_core::{Device, Result, Tensor, Var, bail};
+use candle_core::{Result, Tensor, Var, bail};
 use nn::{backward, backward_from};
 
 use super::averages::Averages;
 use super::micro::MicroBatch;
 use super::place::Stage;
+use super::ways::{Activations, Gradient, Parcel, Ways};
 use crate::model::{Batch, Model, Objective, Pass};
 
 /// The parts of a step that all stages share.
@@ -30,41 +30,10 @@ impl StepOf<'_> {
     }
 }
 
-/// The outputs of a stage for a micro-batch, on the device of the next stage.
-pub(super) struct Activations {
-    values: Tensor,
-    /// True if a trained variable has a part in them, so that their gradient is needed.
-    is_trained: bool,
-}
-
-impl Activations {
-    /// Returns them as inputs, and the variable that they are if their gradient is needed: candle's backward pass ends at a variable.
-    fn taken(self) -> Result<(Option<Tensor>, Option<Var>)> {
-        if !self.is_trained {
-            return Ok((Some(self.values), None));
-        }
-        let var = Var::from_tensor(&self.values)?;
-        Ok((Some(var.as_tensor().clone()), Some(var)))
-    }
-}
-
-/// The gradient of a stage's inputs, on the device of the stage before; none if no trained variable has a part in these, or if they have
-/// no part in the loss.
-pub(super) type Gradient = Option<Tensor>;
-
-/// The channels between a stage and its neighbours, with the devices to which values go.
-#[derive(Default)]
-pub(super) struct Links {
-    pub(super) from_before: Option<Receiver<Activations>>,
-    pub(super) to_next: Option<(SyncSender<Activations>, Device)>,
-    pub(super) from_next: Option<Receiver<Gradient>>,
-    pub(super) to_before: Option<(SyncSender<Gradient>, Device)>,
-}
-
 /// A stage within a step.
 pub(super) struct Running<'a> {
     pub(super) stage: &'a Stage,
-    pub(super) links: Links,
+    pub(super) ways: Ways,
     /// The micro-batches that have not had their backward pass yet, the oldest first.
     held: VecDeque<Held>,
     averages: Option<Averages<'a>>,
@@ -90,10 +59,10 @@ pub(super) struct StageResult {
 }
 
 impl<'a> Running<'a> {
-    pub(super) fn new(stage: &'a Stage, links: Links) -> Self {
+    pub(super) fn new(stage: &'a Stage, ways: Ways) -> Self {
         Self {
             stage,
-            links,
+            ways,
             held: VecDeque::new(),
             averages: None,
             result: StageResult::default(),
@@ -107,15 +76,17 @@ impl<'a> Running<'a> {
     /// Makes the forward pass of a micro-batch. Returns the outputs for the next stage.
     pub(super) fn forward(
         &mut self,
-        inputs: Option<Activations>,
+        inputs: Option<Parcel<Activations>>,
         (number, batch): (usize, &Batch),
         step: &StepOf,
-    ) -> Result<Option<Activations>> {
+    ) -> Result<Option<Parcel<Activations>>> {
         let micro_batch = &step.micro_batches[number];
         let (pass, number_in_step) = (step.pass(), number as u32);
         if self.averages.is_none() {
             self.averages = Some(Averages::new(&self.stage.measured)?);
         }
+        let inputs = inputs.map(|inputs| inputs.open(&self.stage.device));
+        let inputs = inputs.transpose()?;
         let (mut x, inputs) = inputs.map_or(Ok((None, None)), Activations::taken)?;
         for block in self.stage.blocks.clone() {
             let pass = pass.of_block(block, number_in_step);
@@ -135,11 +106,11 @@ impl<'a> Running<'a> {
             self.result.loss += micro_batch.share * f64::from(loss.to_scalar::<f32>()?);
             // The gradients of all stages are then those of the mean over the step's samples.
             outputs = (loss * micro_batch.share)?;
-        } else if let Some((_, device)) = &self.links.to_next {
-            handed_on = Some(Activations {
-                values: outputs.detach().to_device(device)?,
+        } else if let Some(next) = &self.ways.to_next {
+            handed_on = Some(next.pack(Activations {
+                values: outputs.detach(),
                 is_trained: outputs.track_op(),
-            });
+            })?);
         }
         self.held.push_back(Held {
             micro_batch: number,
@@ -150,11 +121,17 @@ impl<'a> Running<'a> {
     }
 
     /// Makes the backward pass of a micro-batch, given the gradient of its outputs. Returns the gradient of its inputs.
-    pub(super) fn backward(&mut self, gradient: Gradient, number: usize) -> Result<Gradient> {
+    pub(super) fn backward(
+        &mut self,
+        gradient: Option<Parcel<Gradient>>,
+        number: usize,
+    ) -> Result<Option<Parcel<Gradient>>> {
         let held = self.held.pop_front();
         let Some(held) = held.filter(|held| held.micro_batch == number) else {
             bail!("micro-batch {number} has a backward pass before its forward pass");
         };
+        let gradient = gradient.map(|gradient| gradient.open(&self.stage.device));
+        let gradient = gradient.transpose()?.flatten();
         let mut store = match gradient {
             _ if !held.outputs.track_op() => GradStore::default(),
             _ if self.stage.is_last() => backward(&held.outputs)?,
@@ -165,10 +142,9 @@ impl<'a> Running<'a> {
         self.stage.check_own(&store)?;
         self.add(&mut store)?;
         let of_inputs = held.inputs.and_then(|inputs| store.remove(&inputs));
-        match (of_inputs, &self.links.to_before) {
-            (Some(gradient), Some((_, device))) => Ok(Some(gradient.detach().to_device(device)?)),
-            _ => Ok(None),
-        }
+        let of_inputs = of_inputs.map(|gradient| gradient.detach());
+        let before = self.ways.to_before.as_ref();
+        before.map(|before| before.pack(of_inputs)).transpose()
     }
 
     /// Adds the gradients of a micro-batch to those of the ones before.

@@ -87,14 +87,17 @@ fn bubble(devices: usize, schedule: &str, micro_batches: usize) -> Bubble {
     let mut data = registry.open(&job.data, 1, Purpose::Training).unwrap();
     let objective = Objective::of(&job.objective, &data.signature).unwrap();
     let devices = vec![Device::Cpu; devices];
-    let stages = Stages::on(devices_of_stages(job.strategy.stages, &devices).unwrap());
-    let place = Place::in_stages(&Device::Cpu, stages.clone());
-    let built = build(&job, &registry, &place, &data.signature, &objective).unwrap();
-    let pipeline = Pipeline::new(&job, &devices, &stages, &built).unwrap();
+    let build = |stages| {
+        let place = Place::in_stages(&Device::Cpu, stages);
+        build(&job, &registry, &place, &data.signature, &objective)
+    };
+    let (built, pipeline) = Pipeline::build(&job, &devices, build).unwrap();
     let batch = read(&mut *data.training, Order::Stored, 0..32, &Device::Cpu).unwrap();
     let pass = Pass::training(&objective, 1, 0, 0);
-    let passed = pipeline.pass(&*built.model, &objective, &[batch], &pass);
-    passed.unwrap().bubble
+    let alone = Neighbouring::default();
+    let passed = pipeline.pass(&*built.model, &objective, &[batch], &pass, alone);
+    let passed = passed.unwrap();
+    pipeline.show(passed.spent, passed.ideal_bubble)
 }
 
 #[test]

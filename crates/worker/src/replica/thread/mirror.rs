@@ -9,8 +9,8 @@ use super::{Command, ModelReplica};
 use crate::replica::error::ReplicaError;
 use crate::replica::filling::Filling;
 use crate::replica::mirror::{
-    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade,
-    ValuesId,
+    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StageSteps,
+    StepsMade, ValuesId,
 };
 use crate::replica::mirrored::{MirrorCommand, Values};
 use crate::replica::rounds::Others;
@@ -111,6 +111,10 @@ impl Mirror for ModelReplica {
 
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         self.steps_on_device.then_some(self)
+    }
+
+    fn stages(&self) -> Option<&dyn StageSteps> {
+        (self.stage_devices > 0).then_some(self)
     }
 }
 

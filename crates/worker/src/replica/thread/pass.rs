@@ -11,6 +11,7 @@ use super::memory::OutOfMemory;
 use super::{Thread, nothing};
 use crate::model::{Batch, Pass};
 use crate::replica::error::ReplicaError;
+use crate::replica::pipeline::Neighbouring;
 use crate::replica::reader::Assembled;
 use crate::replica::rounds::Others;
 use crate::replica::step::{Computed, Positions, Step};
@@ -91,8 +92,9 @@ impl Thread {
             batch: Some(batch),
             loss: None,
         };
-        let forward = self.model.forward(batch, pass);
-        let loss = forward.and_then(|outputs| self.model.loss(&outputs, batch, pass));
+        let model = self.model.get();
+        let forward = model.forward(batch, pass);
+        let loss = forward.and_then(|outputs| model.loss(&outputs, batch, pass));
         let loss = loss.map_err(|error| tensors.explain(error, &self.device, pass.step))?;
         tensors.loss = Some(&loss);
         match backward(&loss) {
@@ -113,8 +115,9 @@ impl Thread {
         let samples: usize = batches.iter().map(Batch::samples).sum();
         let pass = self.training_pass(step);
         if let Some(pipeline) = &self.pipeline {
-            let passed = pipeline.pass(&*self.model, &self.objective, batches, &pass)?;
-            pipeline.show(passed.bubble);
+            let (model, alone) = (self.model.get(), Neighbouring::default());
+            let passed = pipeline.pass(&*model, &self.objective, batches, &pass, alone)?;
+            pipeline.show(passed.spent, passed.ideal_bubble);
             let gradients = self.variables.trained_gradients(&passed.gradients, rows)?;
             return Ok((passed.loss, gradients));
         }

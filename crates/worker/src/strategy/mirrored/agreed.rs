@@ -1,11 +1,15 @@
-//! The agreement of a ring's members about buckets.
+//! The agreement of a ring's members about buckets, and what this member does meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::time::Duration;
 
+use collective::Rank;
+
+use crate::replica::Wait;
 use crate::variables::BucketPlan;
 
-/// The state of a ring's buckets, the same on all members except for `computing`.
+/// The state of a ring's buckets, the same on all members, and what this member computes.
 #[derive(Default)]
 pub(super) struct Agreed {
     /// True if all members fill buckets. Otherwise each adds up whole gradients.
@@ -18,4 +22,24 @@ pub(super) struct Agreed {
     pub(super) plan: RefCell<Option<Arc<BucketPlan>>>,
     /// True while this member's replica computes.
     pub(super) computing: Cell<bool>,
+    /// The waits for the neighbours in the stage group while the replica computes its stages.
+    pub(super) in_stages: RefCell<Option<StageWaits>>,
+}
+
+/// The waits of a member's replica for its neighbours.
+pub(super) struct StageWaits {
+    pub(super) before: Option<Wait>,
+    pub(super) next: Option<Wait>,
+}
+
+impl StageWaits {
+    /// Returns the rank for which the replica of `rank` has waited for so long.
+    pub(super) fn longer_than(&self, time: Duration, rank: Rank) -> Option<Rank> {
+        let exceeds = |wait: &Option<Wait>| wait.as_ref().is_some_and(|wait| wait.exceeds(time));
+        match (exceeds(&self.before), exceeds(&self.next)) {
+            (true, _) => rank.checked_sub(1),
+            (false, true) => Some(rank + 1),
+            (false, false) => None,
+        }
+    }
 }

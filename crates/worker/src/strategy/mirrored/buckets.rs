@@ -132,6 +132,7 @@ impl Mirrored {
         samples: u64,
         replica: &dyn Replica,
     ) -> Result<Option<BucketedGradients>, StrategyError> {
+        let counts = self.counts(samples);
         if let Some(mut summed) = summed {
             let sum = async |ring: &Ring| ring.sum_last(&mut summed, samples).await;
             match self.in_ring(sum).await? {
@@ -150,8 +151,9 @@ impl Mirrored {
             }
         }
         let mut vector = self.memory.pop().unwrap_or_default();
-        gradient::fill(&mut vector, &gradients, samples, replica.description());
-        let reduce = async |ring: &Ring| ring.mean_gradient(&mut vector, samples).await;
+        gradient::fill(&mut vector, &gradients, counts, replica.description());
+        let counted = counts.counted;
+        let reduce = async |ring: &Ring| ring.mean_gradient(&mut vector, counted).await;
         match self.in_ring(reduce).await? {
             gradient::Total::Mean => Ok(Some(vector.into())),
             gradient::Total::Nothing => {

@@ -32,30 +32,47 @@ pub(super) fn take_counts(sum: &mut Vec<f32>) -> (f64, bool) {
     }
 }
 
-/// Fills the memory with the gradients, each times the number of samples. Without samples all numbers are 0.
+/// The samples of a member's gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SampleCounts {
+    /// The samples over which the gradients are a mean.
+    pub(super) samples: u64,
+    /// The samples that this member adds to the number of all: of the members that have computed the same samples, one counts them.
+    pub(super) counted: u64,
+}
+
+/// Fills the memory with the gradients, each times the number of samples. Without samples all numbers are 0, and so are those of variables
+/// that another member computes.
 pub(super) fn fill(
     memory: &mut Vec<f32>,
     gradients: &Gradients,
-    samples: u64,
+    SampleCounts { samples, counted }: SampleCounts,
     description: &Description,
 ) {
-    let changing = description.variables.iter();
-    let changing = changing.filter(|spec| spec.kind.takes_updates());
-    let elements: usize = changing.map(|spec| spec.elements()).sum();
+    let changing = || {
+        let variables = description.variables.iter().enumerate();
+        variables.filter(|(_, spec)| spec.kind.takes_updates())
+    };
+    let elements: usize = changing().map(|(_, spec)| spec.elements()).sum();
     memory.resize(elements + COUNTS, 0.0);
     let (values, own_counts) = memory.split_at_mut(elements);
-    own_counts.copy_from_slice(&counts(samples, false));
+    own_counts.copy_from_slice(&counts(counted, false));
     if samples == 0 {
         return values.fill(0.0);
     }
     let factor = samples as f32;
     let mut rest = values;
-    for gradient in &gradients.values {
-        let (own, others) = rest.split_at_mut(gradient.len());
-        gradient.for_parts(|range, part| copy_times(&mut own[range], part, factor));
+    for (variable, spec) in changing() {
+        let (own, others) = rest.split_at_mut(spec.elements());
         rest = others;
+        match gradients.values.get(variable) {
+            Some(gradient) if !gradient.is_empty() => {
+                assert_eq!(gradient.len(), own.len(), "the gradient of {spec}");
+                gradient.for_parts(|range, part| copy_times(&mut own[range], part, factor));
+            }
+            _ => own.fill(0.0),
+        }
     }
-    debug_assert!(rest.is_empty(), "gradients of some variables are missing");
 }
 
 /// What the members' vectors add up to.

@@ -7,6 +7,7 @@
 //! - `buckets`: a step's gradients in several vectors, which leave during the backward pass
 //! - `agreed`: the agreement of a ring's members about buckets
 //! - `shares`: the optimizer's state, shared out among the members
+//! - `stages`: a model in stages on several members
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `counters`: metrics
 
@@ -17,6 +18,7 @@ mod counters;
 mod gradient;
 mod ring;
 mod shares;
+mod stages;
 mod together;
 
 use std::path::PathBuf;
@@ -27,7 +29,7 @@ use async_trait::async_trait;
 use collective::{Exchange, Identity};
 use daemon::membership::{Coordinator, Sender};
 use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
-use shared_proto::job::{BatchNorm, NonFinite};
+use shared_proto::job::{BatchNorm, NonFinite, StageGroups};
 use shared_proto::network::Network;
 use shared_proto::payload::Dtype;
 use shared_proto::step::{Gradients, Want};
@@ -63,6 +65,7 @@ pub struct Mirrored {
     wire: Dtype,
     non_finite: NonFinite,
     batch_norm: BatchNorm,
+    stage_groups: StageGroups,
     has_averages: bool,
     /// The shares of the optimizer's state; none if each member has all of it.
     shares: Option<Arc<Shares>>,
@@ -154,6 +157,7 @@ impl Mirrored {
             wire: job.strategy.wire.into(),
             non_finite: job.non_finite,
             batch_norm: job.strategy.batch_norm,
+            stage_groups: job.strategy.stage_groups(),
             has_averages: job.ema_decay.is_some(),
             shares: shares.map(Arc::new),
             patience: Duration::from_secs_f64(job.cluster.lease_seconds),
@@ -175,7 +179,10 @@ impl Mirrored {
 
     /// Returns whether gradients of this member can leave while the replica computes.
     fn fills_buckets(&self, mirror: &dyn Mirror) -> bool {
-        self.shares.is_none() && self.batch_norm == BatchNorm::PerReplica && mirror.fills_buckets()
+        self.shares.is_none()
+            && self.batch_norm == BatchNorm::PerReplica
+            && self.stage_groups.workers == 1
+            && mirror.fills_buckets()
     }
 
     /// Returns the replica as one with gradients that can stay on its device. A member that is alone needs none of them elsewhere.
@@ -234,8 +241,10 @@ impl Mirrored {
     ) -> Result<(), StrategyError> {
         let mirror = mirror(replica)?;
         let mut memory = self.memory.pop().unwrap_or_default();
-        gradient::fill(&mut memory, &gradients, samples, replica.description());
-        let make = async |ring: &Ring| ring.make_step(shares, memory, samples, made, mirror).await;
+        let counts = self.counts(samples);
+        gradient::fill(&mut memory, &gradients, counts, replica.description());
+        let counted = counts.counted;
+        let make = async |ring: &Ring| ring.make_step(shares, memory, counted, made, mirror).await;
         self.memory = vec![self.in_ring(make).await?];
         Ok(())
     }
@@ -325,6 +334,9 @@ impl Strategy for Mirrored {
                 self.compute_in_buckets(positions, step, replica).await
             }
             BatchNorm::PerReplica if positions.is_empty() => Ok(Computed::nothing()),
+            BatchNorm::PerReplica if self.stage_groups.workers > 1 => {
+                self.compute_in_stages(positions, step, mirror).await
+            }
             BatchNorm::PerReplica => Ok(replica.compute(positions, step).await?),
         }
     }

@@ -9,18 +9,18 @@ use shared_proto::planted;
 use shared_proto::wire;
 use tokio::sync::watch;
 
-use super::Mirrored;
 use super::agreed::Agreed;
 use super::gradient::{self, COUNTS, Total};
+use super::{Mirrored, QUIET};
 use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
 
 /// A ring that this worker is in.
 pub(super) struct Ring {
     number: Epoch,
-    group: Group<StreamLinks>,
+    pub(super) group: Group<StreamLinks>,
     wire: Dtype,
-    members: Vec<Task>,
+    pub(super) members: Vec<Task>,
     /// The newest epoch that the coordinator has named. A later one than this ring's ends it.
     newest: watch::Receiver<Epoch>,
     pub(super) agreed: Agreed,
@@ -58,17 +58,17 @@ impl Ring {
         }
     }
 
-    /// Makes the mean gradient of all members from this one's times its samples.
+    /// Makes the mean gradient of all members from this one's times its samples. `counted` are those that it adds to all members'.
     pub(super) async fn mean_gradient(
         &self,
         memory: &mut Vec<f32>,
-        samples: u64,
+        counted: u64,
     ) -> Result<Total, Lost> {
         if !self.rounds() {
             self.all_reduce(memory).await?;
             return Ok(gradient::mean(memory));
         }
-        let total = match self.all_samples(samples).await? {
+        let total = match self.all_samples(counted).await? {
             0.0 => Total::Nothing,
             samples => {
                 gradient::scale(memory, (1.0 / samples) as f32);
@@ -123,7 +123,7 @@ impl Ring {
     }
 
     /// Does a collective operation, unless the coordinator names a later ring.
-    async fn play<T>(
+    pub(super) async fn play<T>(
         &self,
         operation: impl Future<Output = Result<T, CollectiveError>>,
     ) -> Result<T, Lost> {
@@ -146,7 +146,11 @@ impl Ring {
         if self.agreed.computing.get() {
             return None;
         }
-        self.members.get(self.group.waiting_on()?).copied()
+        let rank = match &*self.agreed.in_stages.borrow() {
+            Some(waits) => waits.longer_than(QUIET, self.rank()),
+            None => self.group.waiting_on(),
+        };
+        self.members.get(rank?).copied()
     }
 
     /// Returns the traffic with the other members since the last call of this.
@@ -252,6 +256,9 @@ impl Mirrored {
             clock: Clock(ring.clock),
         };
         let begun = async {
+            let has_values = ring.clock > 0 && ring.checkpoint.is_none();
+            let with_values = has_values.then_some(ring.source as usize);
+            self.take_stages(&formed, with_values, mirror).await?;
             self.begin(&formed, &ring, made, mirror).await?;
             formed.agree_on_buckets(self.fills_buckets(mirror)).await
         };
@@ -292,7 +299,12 @@ impl Mirrored {
         let links = StreamLinks::of(&self.links, network, number, rank, peers, self.patience);
         let links = links.map_err(unreachable)?;
         let newest = self.sender.newest_epoch();
-        let connected = unless_over(number, newest.clone(), links.connect(source));
+        let groups = self.stage_groups;
+        let group = groups.of(rank as u32, ranks as u32).unwrap_or_default();
+        let group = group.start as usize..group.end as usize;
+        let connected =
+            async { tokio::try_join!(links.connect(source), links.connect_among(group)).map(drop) };
+        let connected = unless_over(number, newest.clone(), connected);
         connected.await?.map_err(unreachable)?;
         Ok(Ring {
             number,
