@@ -163,5 +163,7 @@ fn member_json((rank, member): (usize, &wire::RingMemberStatus)) -> Value {
         "joined": member.joined,
         "steps": member.made,
         "waited_for_seconds": member.waited_for.map(Number),
+        "place": member.place,
+        "spare": member.spare,
     })
 }

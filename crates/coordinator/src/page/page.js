@@ -129,9 +129,11 @@ function showRing(ring) {
   const age = ring.seconds === null ? "" : ` for ${span(number(ring.seconds))}`;
   const note = `Ring ${ring.number}: ${ring.stage}${age}, ${ring.members.length} of ${ring.wanted} workers`
     + (broken.length ? `; broken before: ${broken.join(", ")}` : "");
+  const grouped = ring.members.some((m) => m.spare || m.place !== null);
   table("Ring", [
     ["rank", "", (m) => `${m.rank}`],
     ["worker", "", (m) => m.task || ""],
+    ...(grouped ? [["place", "", (m) => m.spare ? "spare" : `${m.place ?? ""}`]] : []),
     ["state", "", (m) => (place) => m.waited_for_seconds === null
       ? pill(place, m.joined ? "in step" : "not joined", m.joined ? "good" : "")
       : pill(place, `waited for ${span(number(m.waited_for_seconds))}`, "wait")],

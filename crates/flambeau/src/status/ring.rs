@@ -62,17 +62,27 @@ fn line(ring: &wire::RingStatus) -> String {
 
 fn table(ring: &wire::RingStatus) -> Table {
     let mut table = Table::new();
-    let header = ["rank", "member", "joined", "steps", "waited for"];
+    let mut header = vec!["rank", "member", "joined", "steps", "waited for"];
+    let mut members = ring.members.iter();
+    let has_groups = members.any(|member| member.spare || member.place.is_some());
+    if has_groups {
+        header.insert(2, "place");
+    }
     table.load_preset(presets::NOTHING).set_header(header);
     for (rank, member) in ring.members.iter().enumerate() {
         let waited = member.waited_for.map(|seconds| format!("{seconds:.1} s"));
-        table.add_row([
+        let mut row = vec![
             rank.to_string(),
             task_of(member.task.as_ref()).map_or(String::new(), |task| task.to_string()),
             if member.joined { "yes" } else { "no" }.to_owned(),
             member.made.to_string(),
             waited.unwrap_or_default(),
-        ]);
+        ];
+        if has_groups {
+            let place = member.place.map(|place| place.to_string());
+            row.insert(2, place.unwrap_or_else(|| "spare".to_owned()));
+        }
+        table.add_row(row);
     }
     table
 }
@@ -91,6 +101,7 @@ mod tests {
             joined,
             made: 70,
             waited_for,
+            ..wire::RingMemberStatus::default()
         }
     }
 
@@ -153,5 +164,26 @@ mod tests {
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn the_place_in_a_stage_group_is_shown() {
+        let mut members: Vec<_> = (0..3).map(|index| member(index, true, None)).collect();
+        (members[0].place, members[1].place) = (Some(0), Some(1));
+        members[2].spare = true;
+        let mut text = String::new();
+        write(&mut text, &ring(wire::RingStage::Settled, members));
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(
+            rows[1],
+            [
+                "rank", "member", "place", "joined", "steps", "waited", "for"
+            ]
+        );
+        assert_eq!(rows[3], ["1", "worker-1", "1", "yes", "70"]);
+        assert_eq!(rows[4], ["2", "worker-2", "spare", "yes", "70"]);
     }
 }

@@ -44,7 +44,13 @@ impl Cluster {
             Some(_) => self.slowest_of_ring(),
             None => Vec::new(),
         };
-        let member = |member: &RingMember| wire::RingMemberStatus {
+        let groups = self.job.strategy.stage_groups();
+        let has_groups = groups.workers > 1 && ring.formed;
+        let ranks = ring.members.len() as u32;
+        let is_in_group = |rank| groups.of(rank, ranks).is_some();
+        let member = |(rank, member): (u32, &RingMember)| wire::RingMemberStatus {
+            place: (has_groups && is_in_group(rank)).then(|| groups.place(rank)),
+            spare: has_groups && !is_in_group(rank),
             task: Some(member.task.into()),
             joined: member.joined,
             made: member.made.0,
@@ -61,7 +67,7 @@ impl Cluster {
             }
             .into(),
             seconds: rings.age(now).map(|age| age.as_secs_f64()),
-            members: ring.members.iter().map(member).collect(),
+            members: (0..).zip(&ring.members).map(member).collect(),
             wanted: self.job.workers(),
             broken: super::Cause::ALL
                 .iter()

@@ -45,6 +45,11 @@ fn a_worker_behind_the_last_group_is_spare_and_makes_all_steps() {
             panic!("there is work");
         };
         assert_eq!((rank, of), (workers - 1, ranks));
+        let status = rings.scene.cluster.status(rings.scene.now).ring.unwrap();
+        for (rank, member) in status.members.iter().enumerate() {
+            let place = (rank < ranks as usize).then_some(rank as u32 % 2);
+            assert_eq!((member.place, member.spare), (place, place.is_none()));
+        }
         rings.finish();
         let steps = 2 * SAMPLES.div_ceil(BATCH * u64::from(ranks));
         assert_eq!(rings.scene.cluster.done().0, steps);
