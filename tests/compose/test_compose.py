@@ -760,7 +760,8 @@ def without_servers(project, name, workers, devices):
     project.up(0, workers)
     summary = project.await_end(name, 300)
     project.environment = before
-    expect_accuracy("digits", summary)
+    # Its model may be a better one.
+    expect_accuracy("digits", summary, longer=True)
 
 
 def lose_a_member(project):
