@@ -1,7 +1,8 @@
 //! Several replicas as one, each on a device of its own. The samples of a step are shared out among them, and the mean of their
-//! gradients is the gradient of all. `gpus` adds up gradients on the GPUs.
+//! gradients is the gradient of all. `share` is what each has of a step; `gpus` adds up gradients on the GPUs.
 
 mod gpus;
+mod share;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use futures_util::future::{join_all, try_join_all};
 use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
 
+use self::share::{Share, part};
 use super::error::ReplicaError;
 use super::filling::Filling;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
@@ -186,42 +188,6 @@ impl DeviceReplicas {
 fn tell(devices: &[Device]) {
     let names: Vec<String> = devices.iter().map(device::name).collect();
     tracing::info!(devices = names.join(","), "computing");
-}
-
-/// A device's share of a step.
-struct Share<'a> {
-    replica: &'a ModelReplica,
-    positions: Positions,
-    /// The number of the device, and the number of all devices.
-    number: u32,
-    devices: u32,
-    /// Its part of the step's samples.
-    part: f64,
-}
-
-impl Share<'_> {
-    /// Returns the step for this device, which has random numbers of its own.
-    fn of(&self, step: Step) -> Step {
-        let rank = step.rank.wrapping_mul(self.devices);
-        Step {
-            rank: rank.wrapping_add(self.number),
-            ..step
-        }
-    }
-}
-
-/// Returns the positions of a device's samples: consecutive ones, of which each device has as many as the others, or one more.
-fn part(all: Positions, device: usize, devices: usize) -> Positions {
-    let samples = u128::from(all.samples());
-    let before = |device: usize| {
-        let samples = samples * device as u128 / devices as u128;
-        all.start.saturating_add(samples as u64)
-    };
-    Positions {
-        start: before(device),
-        end: before(device + 1),
-        ..all
-    }
 }
 
 #[async_trait(?Send)]
@@ -446,7 +412,6 @@ impl OptimizerParts for DeviceReplicas {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use shared_proto::job::{Adam, Optimizer};
 
     /// Makes some steps. Returns the values of each device.
@@ -486,19 +451,6 @@ mod tests {
         let central = values_after_steps(StrategyName::CentralStorage).await;
         for device in mirrored.iter().chain(&central) {
             assert_eq!(*device, mirrored[0]);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn each_sample_is_on_one_device(start in 0u64..1 << 48, samples in 0u64..1000, devices in 1usize..9) {
-            let all = Positions { data_epoch: 3, start, end: start + samples };
-            let parts: Vec<Positions> = (0..devices).map(|device| part(all, device, devices)).collect();
-            prop_assert_eq!((parts[0].start, parts[devices - 1].end), (all.start, all.end));
-            prop_assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
-            let sizes = parts.iter().map(|part| part.end - part.start);
-            let (least, most) = (sizes.clone().min().unwrap(), sizes.max().unwrap());
-            prop_assert!(most - least <= 1);
         }
     }
 }
