@@ -69,6 +69,7 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::LeftTooEarly, 15),
     (Fault::GroupCountsTwice, 2),
     (Fault::SpareHasSamples, 2),
+    (Fault::OrderKept, 635),
     (Fault::SlotsNotTaken, 2),
     (Fault::OldSlots, 14),
 ];

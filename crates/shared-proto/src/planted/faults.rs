@@ -139,6 +139,8 @@ faults! {
         GroupCountsTwice,
         /// Samples are leased for spare workers, which compute none.
         SpareHasSamples,
+        /// A checkpoint that was ordered before all members lost their values is written with others.
+        OrderKept,
         /// A member begins with initial slots instead of those of the members that hold them.
         SlotsNotTaken,
         /// The slots of earlier values are taken for those of the newest.

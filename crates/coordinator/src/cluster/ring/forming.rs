@@ -250,6 +250,10 @@ impl Cluster {
     /// values.
     fn form_without_values(&mut self, now: Instant) {
         let starting = self.durable.outcome.phase == JobPhase::Starting;
+        if !planted!(OrderKept) {
+            // Its writer may live and have lost its values, as all members have.
+            self.give_up_saving();
+        }
         match self.durable.checkpoints.newest.clone() {
             // The servers go back as well. The workers register again, and form a ring then.
             Some(kept) if !starting && self.map().is_some() && !self.durable.ring.goes_back => {

@@ -224,3 +224,29 @@ fn a_failed_job_resumes_after_its_workers_have_left() {
     rings.join_all();
     rings.finish();
 }
+
+#[test]
+fn a_checkpoint_goes_with_the_values_that_it_was_ordered_for() {
+    let mut rings = Rings::with_checkpoints(2);
+    rings.scene.cluster.job.strategy.optimizer_copies = Some(1);
+    let mut turns = [1, 0].into_iter().cycle();
+    let ordered = loop {
+        rings.step(&[turns.next().unwrap()], true);
+        if let Some(order) = rings.scene.cluster.refresh_view().checkpoint {
+            break order.number;
+        }
+    };
+    // No member has some of the slots any more, so all forget their values.
+    for worker in &mut rings.workers {
+        (worker.values, worker.clock) = (None, Clock(0));
+    }
+    rings.join_all();
+    assert_eq!(rings.workers[0].values.as_ref(), Some(&rings.whole[&0]));
+    let order = rings.scene.cluster.refresh_view().checkpoint;
+    assert!(order.is_none_or(|order| order.number > ordered));
+    while rings.whole.len() < 3 {
+        rings.step(&rings.all(), true);
+        rings.write(true);
+    }
+    rings.finish();
+}
