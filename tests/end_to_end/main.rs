@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod backup_workers;
 mod book;
 mod browser;
 mod buckets;

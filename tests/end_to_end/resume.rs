@@ -219,6 +219,11 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         "strategy.stage_workers=2",
         Refused("strategy.stage_workers"),
     ),
+    (
+        "strategy.backup_workers",
+        "strategy.backup_workers=1",
+        Refused("strategy.backup_workers"),
+    ),
     ("cluster.ps", "cluster.ps=2", Resumes),
     ("cluster.workers", "cluster.workers=2", Resumes),
     (

@@ -26,7 +26,7 @@ use crate::world::World;
 
 /// The numbers of shards, of hosts of servers (one is a spare, or has another's identity), and of workers.
 pub(crate) const SHARDS: u32 = 2;
-const PS: u32 = 3;
+pub(crate) const PS: u32 = 3;
 pub(crate) const WORKERS: u32 = 3;
 
 /// The time at which, in some worlds, a second server starts under the identity of the first one.

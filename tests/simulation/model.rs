@@ -342,9 +342,10 @@ impl Strategy for Observed {
     async fn pull(
         &mut self,
         clock: Clock,
-        wants: &[Want],
+        batch: &mut Prepared,
         _: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
+        let wants = batch.wants().await;
         let (name, history) = (&self.name, &self.history);
         let take = async |blocks| history.pulled(name, blocks);
         let pulled = self.inner.pull_blocks(clock, wants, take).await?;
@@ -367,7 +368,7 @@ impl Strategy for Observed {
         clock: Clock,
         gradients: Gradients,
         _: u64,
-        next: &[Want],
+        next: Option<&mut Prepared>,
         _: &dyn Replica,
     ) -> Result<Pushing, StrategyError> {
         let pushed = self.inner.push_blocks(clock, &gradients, next).await?;

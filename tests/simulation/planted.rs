@@ -58,20 +58,24 @@ const FOUND: &[(Fault, u64)] = &[
 /// The first seed of a world of rings that finds each of their faults.
 const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::CountsEarly, 0),
-    (Fault::AbandonedValues, 42),
-    (Fault::NoBroadcast, 28),
+    (Fault::AbandonedValues, 34),
+    (Fault::NoBroadcast, 4),
     (Fault::SpanLost, 0),
-    (Fault::CopyNotAwaited, 10),
+    (Fault::CopyNotAwaited, 1),
     (Fault::UpdatesNotShared, 0),
-    (Fault::HalfAStep, 0),
+    (Fault::HalfAStep, 1),
     (Fault::MissingPieces, 4),
     (Fault::OwnOrder, 19),
     (Fault::LeftTooEarly, 15),
     (Fault::GroupCountsTwice, 2),
     (Fault::SpareHasSamples, 2),
     (Fault::OrderKept, 635),
+    (Fault::ClosesEmpty, 5),
+    (Fault::MissedNotMade, 5),
+    (Fault::RowsForgotten, 1),
+    (Fault::DenseFirst, 1),
     (Fault::SlotsNotTaken, 2),
-    (Fault::OldSlots, 14),
+    (Fault::OldSlots, 59),
 ];
 
 /// Runs the world of a seed. Returns the broken promises.

@@ -54,8 +54,8 @@ pub struct Traffic {
     pub received: u64,
 }
 
-/// A rank of a group. All ranks call the same operations in the same order, with vectors of the same length, except for messages between two
-/// ranks and sums among some.
+/// A rank of a group. All ranks call the same operations in the same order, with vectors of the same length, except for messages and
+/// signals between two ranks, and sums among some.
 pub struct Group<L> {
     rank: Rank,
     ranks: usize,
@@ -348,6 +348,34 @@ impl<L: Links> Group<L> {
         }
         self.count(0, size_of::<u64>() + message.len());
         Ok(message.into())
+    }
+
+    /// Sends a signal to a rank, which calls [`Self::receive_signal`]. Signals in both directions may be on their way at the same time, while
+    /// no other operation of these two ranks is.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn send_signal(&self, to: Rank, signal: u8) -> Result<(), CollectiveError> {
+        self.count(1, 0);
+        self.links.send(to, vec![signal].into()).await?;
+        Ok(())
+    }
+
+    /// Receives the next signal of a rank. The future may be dropped, and the method called again.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn receive_signal(&self, from: Rank) -> Result<u8, CollectiveError> {
+        let piece = self.links.receive(from).await?;
+        self.count(0, piece.len());
+        match piece[..] {
+            [signal] => Ok(signal),
+            _ => Err(CollectiveError::Differs {
+                rank: from,
+                found: piece.len(),
+                expected: 1,
+            }),
+        }
     }
 
     /// Returns once all ranks have called this.

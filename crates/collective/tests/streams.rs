@@ -29,6 +29,7 @@ use shared_proto::wire::{self, link_message::Kind};
 use tempfile::{NamedTempFile, TempDir};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Several pieces in each segment, more than shared memory has slots.
@@ -116,7 +117,8 @@ impl Ring {
         let ranks = self.hosts.len();
         let connect = async |rank| {
             let links = self.links(rank, ring);
-            links.connect(0).await?;
+            let star = links.connect_star(0, 0);
+            tokio::try_join!(links.connect(0), star)?;
             Ok::<_, CollectiveError>(Group::new(rank, ranks, links, wire))
         };
         try_join_all((0..ranks).map(connect)).await.unwrap()
@@ -265,6 +267,40 @@ async fn all_operations_work_with_shared_memory() {
             }
         }
     }
+}
+
+/// A signal that is awaited in vain is not lost, and sums go on between signals.
+#[tokio::test]
+async fn rank_0_and_each_other_rank_send_signals_to_each_other() {
+    let ring = Ring::of(&[None; 5]).await;
+    let groups = ring.groups(1, Dtype::F32).await;
+    let play = async |group: &Group<StreamLinks>| {
+        for round in 0..20 {
+            match group.rank() {
+                0 => {
+                    for rank in 1..group.ranks() {
+                        let mut signal = None;
+                        while signal.is_none() {
+                            let received = group.receive_signal(rank);
+                            let received = timeout(Duration::from_micros(50), received).await;
+                            signal = received.ok().transpose()?;
+                        }
+                        assert_eq!(signal, Some(rank as u8 + round));
+                        group.send_signal(rank, round).await?;
+                    }
+                }
+                rank => {
+                    group.send_signal(0, rank as u8 + round).await?;
+                    assert_eq!(group.receive_signal(0).await?, round);
+                }
+            }
+            let mut sum = [1.0];
+            group.all_reduce(&mut sum).await?;
+            assert_eq!(sum, [5.0]);
+        }
+        Ok::<_, CollectiveError>(())
+    };
+    try_join_all(groups.iter().map(play)).await.unwrap();
 }
 
 #[tokio::test]

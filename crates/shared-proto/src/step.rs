@@ -52,6 +52,17 @@ pub struct Gradients {
     pub norm: f64,
 }
 
+impl Gradients {
+    /// Returns the gradients of a step without samples.
+    pub fn none() -> Self {
+        Self {
+            values: Vec::new(),
+            rows: Vec::new(),
+            norm: 0.0,
+        }
+    }
+}
+
 /// The gradients of some rows of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowGradients {

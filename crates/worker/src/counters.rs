@@ -14,6 +14,7 @@ pub(crate) struct Counters {
     pub(crate) clock: Gauge,
     pub(crate) registrations: Counter,
     pub(crate) skipped: Counter,
+    pub(crate) late: Counter,
     parts: [Histogram; 4],
 }
 
@@ -39,6 +40,7 @@ impl Counters {
             clock: gauge!("flambeau_worker_clock_steps"),
             registrations: counter!("flambeau_worker_registrations_total"),
             skipped: counter!("flambeau_worker_skipped_steps_total"),
+            late: counter!("flambeau_worker_late_steps_total"),
             parts: ["pull", "compute", "push", "wait"].map(part),
         }
     }

@@ -42,6 +42,7 @@ struct Pending {
     steps: u64,
     samples: u64,
     skipped: u64,
+    late: u64,
     loss_sum: f64,
     times: Times,
     /// The proofs of the newest step. In sync mode a report has one step.
@@ -95,6 +96,7 @@ impl Reporter {
             pending.steps += 1;
             pending.samples += step.samples;
             pending.skipped += u64::from(step.skipped);
+            pending.late += u64::from(step.late);
             pending.loss_sum += step.loss;
             pending.times.add(&step.times);
             pending.receipts.clone_from(&step.receipts);
@@ -194,7 +196,7 @@ impl Reports {
     /// waits until the strategy has reconciled there, and calls again.
     async fn send(&mut self, place: SplitProgress, pending: Pending) -> Result<(), WorkerError> {
         let mut origin = self.sender.next_origin(Epoch(0), place.clock);
-        self.pushes += pending.steps - pending.skipped;
+        self.pushes += pending.steps - pending.skipped - pending.late;
         let times = pending.times;
         let mut request = wire::FinishStepRequest {
             origin: None,
@@ -203,6 +205,7 @@ impl Reports {
             steps: pending.steps,
             samples: pending.samples,
             skipped: pending.skipped,
+            late: pending.late,
             loss_sum: pending.loss_sum,
             receipts: pending.receipts,
             wants_work: pending.wants_work,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use shared_proto::ids::Clock;
 use shared_proto::job::{NonFinite, StageGroups};
-use shared_proto::step::{EVERY_BATCH, Gradients};
+use shared_proto::step::Gradients;
 use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
@@ -51,6 +51,8 @@ pub(crate) struct ComputedStep {
     reported: u64,
     /// True if this worker reports a step that is left out: the first one of its stage group does.
     reports_skips: bool,
+    /// True if it has no gradients, because the step was closed before.
+    late: bool,
     loss: f64,
     gradients: Gradients,
     times: Times,
@@ -66,6 +68,8 @@ pub(crate) struct PushedStep {
     pub(crate) skipped: bool,
     /// True if this worker is the one that reports it then.
     pub(crate) reports_skips: bool,
+    /// True if it was closed without this worker's gradient.
+    pub(crate) late: bool,
     /// The parts of the time that the step has taken so far.
     pub(crate) times: Times,
     pub(crate) pushing: Pushing,
@@ -77,6 +81,8 @@ pub(crate) struct Finished {
     pub(crate) loss: f64,
     /// True if its gradient was NaN or infinite and was left out.
     pub(crate) skipped: bool,
+    /// True if it was closed without this worker's gradient.
+    pub(crate) late: bool,
     pub(crate) times: Times,
     /// Sync mode: the proofs that its gradient is held where the step needs it.
     pub(crate) receipts: Vec<wire::ShardReceipt>,
@@ -91,9 +97,8 @@ pub(crate) async fn compute(
     next: Option<&mut Prepared>,
 ) -> Result<ComputedStep, WorkerError> {
     let asked = Instant::now();
-    let wants = batch.wants().await;
     let PlaceOfStep { clock, rank, .. } = place;
-    let answered = strategy.pull(clock, wants, replica).await?;
+    let answered = strategy.pull(clock, batch, replica).await?;
     let pulled = asked.elapsed();
     // The weights were asked for before this step began, so a part of the wait may lie before it.
     let wait = answered.waited.min(pulled);
@@ -103,11 +108,17 @@ pub(crate) async fn compute(
     let step = Step { clock, rank };
     let computed = strategy.compute(positions, step, next, replica).await?;
     let waited = computed.waited;
+    let reported = if computed.late {
+        0
+    } else {
+        positions.samples()
+    };
     Ok(ComputedStep {
         clock,
         samples: positions.samples(),
-        reported: place.reported(positions.samples()),
+        reported: place.reported(reported),
         reports_skips: place.in_group == 0,
+        late: computed.late,
         loss: computed.loss,
         gradients: computed.gradients,
         times: Times {
@@ -133,16 +144,13 @@ pub(crate) async fn push(
         samples,
         reported,
         reports_skips,
+        late,
         loss,
         gradients,
         mut times,
     } = step;
     let handed_over = Instant::now();
     let norm = gradients.norm;
-    let next = match next {
-        Some(next) => next.wants().await,
-        None => EVERY_BATCH,
-    };
     let pushed = strategy.push(clock, gradients, samples, next, replica);
     let (skipped, pushing) = match pushed.await {
         Err(StrategyError::NonFinite(error)) if non_finite == NonFinite::Skip => {
@@ -153,12 +161,14 @@ pub(crate) async fn push(
         pushed => (false, pushed?),
     };
     times.push += handed_over.elapsed();
+    counters.late.increment(late.into());
     Ok(PushedStep {
         samples: reported,
         loss,
         norm,
         skipped,
         reports_skips,
+        late,
         times,
         pushing,
     })
@@ -173,6 +183,7 @@ impl PushedStep {
             norm,
             skipped,
             reports_skips,
+            late,
             times,
             ..
         } = self;
@@ -183,6 +194,7 @@ impl PushedStep {
             // A NaN would spoil the sum of all steps' losses.
             loss: if skipped { 0.0 } else { loss },
             skipped: skipped && reports_skips,
+            late,
             times,
             receipts: pushed.receipts,
         }

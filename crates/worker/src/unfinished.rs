@@ -138,6 +138,7 @@ mod tests {
             loss: 0.5,
             norm: 1.0,
             skipped: false,
+            late: false,
             reports_skips: true,
             times: Times::default(),
             pushing: Pushing::until(async {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use collective::{Exchange, LinkService};
 use coordinator::embedded::Embedded;
 use daemon::Offload;
+use ps_server::RowStorage;
 use shared_proto::ids::Role;
 use shared_proto::security::Security;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +18,7 @@ use worker::strategy::{self, Stores};
 use super::World;
 use super::history::Event;
 use super::model::Kept;
-use crate::hosts::{MEMBER_PATIENCE, find_coordinator, registration};
+use crate::hosts::{MEMBER_PATIENCE, PS, find_coordinator, registration};
 use crate::network::{Simulated, incoming};
 use crate::pause::Pause;
 
@@ -34,7 +35,34 @@ impl World {
             self.worker(sim, &name, index);
             names.push(name);
         }
+        let servers = if self.plan.servers { PS } else { 0 };
+        for index in 0..servers {
+            let name = format!("ps-{index}");
+            self.ps(sim, &name);
+            names.push(name);
+        }
         names
+    }
+
+    fn ps(&self, sim: &mut Sim<'_>, name: &str) {
+        let (world, pause, own) = (self.clone(), self.pauses.of(name), name.to_owned());
+        sim.host(name, move || {
+            let (world, pause, name) = (world.clone(), pause.clone(), own.clone());
+            async move {
+                let store = world.stores.seen_from(&name);
+                let embedded = ps_server::embedded::Embedded {
+                    coordinator: find_coordinator(&pause)?,
+                    registration: registration(Role::Ps, &name),
+                    checkpoints: Arc::new(move |_| Ok(store.clone())),
+                    rows: RowStorage::default(),
+                    drain: CancellationToken::new(),
+                };
+                let served = embedded.serve(incoming(pause.clone(), None).await?);
+                let outcome = pause.over(served).await;
+                world.ended(&name, outcome.map_err(|error| error.to_string()));
+                Ok(())
+            }
+        });
     }
 
     fn coordinator(&self, sim: &mut Sim<'_>) {

@@ -1,5 +1,6 @@
 //! Jobs without parameter servers: workers that form rings, under the same network, clock and faults.
 //!
+//! - `rows`: the rows of worlds with servers
 //! - `values`, `model`: values that show the steps and samples in them, and the replica that keeps them; `stages`: its passes of some stages
 //! - `plan`, `trouble`: the properties of a world, and its faults
 //! - `hosts`: the processes
@@ -10,6 +11,7 @@ mod history;
 mod hosts;
 mod model;
 mod plan;
+mod rows;
 mod saved;
 mod stages;
 mod trouble;
@@ -21,6 +23,7 @@ use shared_proto::job::{Job, Mode, Momentum, Optimizer, StrategyName};
 
 use crate::disk::Disk;
 use crate::drain::Drains;
+use crate::hosts::SHARDS;
 use crate::pause::Pauses;
 use crate::repeat::Repeats;
 use crate::store::Stores;
@@ -30,6 +33,9 @@ use plan::Plan;
 use saved::Saved;
 use trouble::{PATIENCE, TROUBLE, Trouble};
 use values::EPOCHS;
+
+/// The samples of a worker in a step.
+const BATCH: u32 = 2;
 
 /// The longest time that a message takes, except on a slow link.
 const LATENCY: Duration = Duration::from_millis(12);
@@ -53,7 +59,7 @@ impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let plan = Plan::of(seed);
         let mut job = Job {
-            batch_size: 2,
+            batch_size: BATCH,
             epochs: EPOCHS,
             seed,
             // Its state has one slot for each weight.
@@ -62,12 +68,17 @@ impl World {
         };
         (job.strategy.name, job.strategy.mode) = (StrategyName::MultiWorkerMirrored, Mode::Sync);
         job.strategy.optimizer_copies = plan.copies;
+        if plan.servers {
+            job.strategy.name = StrategyName::Hybrid;
+            job.cluster.ps = Some(SHARDS);
+        }
         if plan.groups {
             job.strategy.name = StrategyName::ModelParallel;
             (job.strategy.stages, job.strategy.stage_workers) = (Some(2), Some(2));
         }
         // Of a thousand elements, so each variable leaves in a bucket of its own, or almost.
         job.strategy.bucket_mebibytes = plan.buckets.then_some(0.004);
+        job.strategy.backup_workers = plan.backups.then_some(1);
         job.cluster.workers = Some(plan.workers);
         job.cluster.lease_seconds = 2.0;
         // The time-out is longer than any run may take, because it would hide a process that hangs.
@@ -76,7 +87,7 @@ impl World {
         Self {
             seed,
             job,
-            history: History::of(plan.shape),
+            history: History::of(plan.shape, plan.backups),
             plan,
             disk: Disk::default(),
             stores: Stores::new(seed),
@@ -102,17 +113,15 @@ impl World {
         let outcome = Trouble::new(&self, names).let_happen(&mut sim);
         drop(sim);
         if let Err(error) = outcome {
-            let mut wrong = check(&self.history, &[]);
+            let mut wrong = check(&self.history, &[], &self.plan);
             wrong.push(error);
             return (self.history, wrong);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let store = self.stores.plain();
-        let saved = runtime
-            .unwrap()
-            .block_on(Saved::all(&store, self.plan.shape));
+        let saved = runtime.unwrap().block_on(Saved::all(&store, &self.plan));
         let wrong = match saved {
-            Ok(saved) => check(&self.history, &saved),
+            Ok(saved) => check(&self.history, &saved, &self.plan),
             Err(wrong) => vec![wrong],
         };
         (self.history, wrong)

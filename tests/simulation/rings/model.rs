@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use shared_proto::ids::Epoch;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want};
+use tokio::time::{Instant, sleep, sleep_until};
 use worker::replica::{
     Computed, Description, DeviceSteps, Evaluation, EvaluationPart, Filling, Held, InBuckets,
     Mirror, MirrorState, OptimizerParts, Others, Positions, Prepared, Replica, ReplicaError,
@@ -19,9 +20,9 @@ use worker::replica::{
 };
 use worker::variables::{BucketedGradients, Part};
 
-use super::World;
 use super::history::History;
 use super::values::{CLOSE, SAMPLES, Shape};
+use super::{World, rows};
 
 /// The replica of a worker.
 pub(crate) struct Kept {
@@ -33,6 +34,8 @@ pub(crate) struct Kept {
     description: Description,
     /// True if the job shares out the optimizer's state.
     shares: bool,
+    /// True if a step does not wait for the slowest worker. Then some passes take long.
+    backups: bool,
     seed: u64,
     pub(super) own: Mutex<Own>,
 }
@@ -51,6 +54,10 @@ pub(super) struct Own {
     on_device: Option<Vec<Vec<f32>>>,
     /// The slots before those, until a step is made.
     before: Option<(SlotShare, Option<PreparedStep>, Vec<f32>)>,
+    /// The rows that were pulled last.
+    rows: Vec<f32>,
+    /// The end of the newest pass. A pass that nobody waits for any more goes on.
+    busy_until: Option<Instant>,
     /// The place in a stage group.
     pub(super) place: Option<usize>,
 }
@@ -75,12 +82,13 @@ impl Kept {
             step,
             description: Description {
                 variables: shape.variables(),
-                tables: Vec::new(),
+                tables: world.plan.servers.then(rows::spec).into_iter().collect(),
                 training_samples: SAMPLES as u64,
                 evaluation_samples: 1,
                 data_digest: Default::default(),
             },
             shares: world.plan.copies.is_some(),
+            backups: world.plan.backups,
             seed: world.seed,
             own: Mutex::default(),
         }
@@ -93,10 +101,51 @@ impl Kept {
         hash.finish()
     }
 
+    /// Waits for the end of the newest pass, as all commands on values do.
+    async fn pass_is_over(&self) {
+        let over = self.own.lock().unwrap().busy_until;
+        if let Some(over) = over {
+            sleep_until(over).await;
+        }
+    }
+
     /// Notes the steps that the values have.
     fn has_made(&self, before: Option<StepsMade>, made: StepsMade) {
         if before.is_none_or(|before| before.clock != made.clock) {
             self.own.lock().unwrap().made_in = made.ring;
+        }
+    }
+
+    fn has_rows(&self) -> bool {
+        !self.description.tables.is_empty()
+    }
+
+    /// Returns the result of a step with these gradients of variables, and those of rows if there are any. The rows that were pulled for it are
+    /// checked.
+    fn result(&self, values: Vec<Vec<f32>>, clock: u64, positions: Positions) -> Computed {
+        let mut computed = of_values(values);
+        if self.has_rows() {
+            let pulled = std::mem::take(&mut self.own.lock().unwrap().rows);
+            let checked = rows::check_pulled(clock, &rows::wanted(positions), &pulled);
+            self.judge("computes with rows", checked);
+            computed.gradients.rows = vec![rows::gradients(clock, positions)];
+        }
+        computed
+    }
+
+    /// Checks that all rows belong to the dense values.
+    fn check_evaluated_rows(&self) {
+        let pulled = std::mem::take(&mut self.own.lock().unwrap().rows);
+        let all = rows::all().ids.iter().copied().zip(pulled).collect();
+        let checked = rows::check(&all, &self.history.values(&self.name));
+        self.judge("evaluates rows", checked);
+    }
+
+    fn judge(&self, what: &str, checked: Result<(), String>) {
+        if let Err(wrong) = checked {
+            let name = &self.name;
+            self.history
+                .violation(format!("{name} {what}, of which {wrong}"));
         }
     }
 
@@ -127,19 +176,41 @@ impl Replica for Kept {
     }
 
     async fn prepare(&self, positions: Positions) -> Prepared {
-        Prepared::new(positions, vec![Want::Dense])
+        let rows = self.has_rows().then(|| Want::Rows(rows::wanted(positions)));
+        let wants = [Want::Dense].into_iter().chain(rows);
+        Prepared::new(positions, wants.collect())
     }
 
-    async fn take_in(&self, _: Vec<Part>) {}
+    async fn take_in(&self, parts: Vec<Part>) {
+        let mut own = self.own.lock().unwrap();
+        for part in parts {
+            let values = part.values.to_vec();
+            let end = part.start + values.len();
+            if own.rows.len() < end {
+                own.rows.resize(end, f32::NAN);
+            }
+            own.rows[part.start..end].copy_from_slice(&values);
+        }
+    }
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
-        tokio::time::sleep(self.step).await;
+        let takes_long = self.backups && self.chance(step.clock.0).is_multiple_of(8);
+        let times = if takes_long { 12 } else { 1 };
+        let over = Instant::now() + self.step * times;
+        self.own.lock().unwrap().busy_until = Some(over);
+        sleep_until(over).await;
         self.history.computed(&self.name, step.clock.0, positions);
         let values = self.shape.gradient(step.clock.0, positions);
-        Ok(of_values(values))
+        Ok(self.result(values, step.clock.0, positions))
     }
 
-    async fn evaluate(&self, _: EvaluationPart) -> Result<Evaluation, ReplicaError> {
+    async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
+        if self.has_rows() && part == EvaluationPart::First {
+            return Ok(Evaluation::Wants(vec![Want::Rows(rows::all())]));
+        }
+        if self.has_rows() {
+            self.check_evaluated_rows();
+        }
         self.history.evaluated(&self.name);
         Ok(Evaluation::Done([("loss".to_owned(), 0.0)].into()))
     }
@@ -176,6 +247,7 @@ impl Mirror for Kept {
         gradient: BucketedGradients,
         made: StepsMade,
     ) -> Result<BucketedGradients, ReplicaError> {
+        self.pass_is_over().await;
         self.has_made(self.history.made(&self.name), made);
         let whole = gradient.in_order(&self.description.variables);
         self.history.updated(&self.name, whole, made);
@@ -187,6 +259,7 @@ impl Mirror for Kept {
     }
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
+        self.pass_is_over().await;
         self.has_made(self.history.made(&self.name), made);
         self.history.noted(&self.name, made);
         Ok(())
@@ -225,19 +298,19 @@ impl Mirror for Kept {
         let complete = early.is_empty() || !self.chance(clock).is_multiple_of(4);
         let pause = self.step / (early.len() as u32 + 1);
         for variable in early {
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
             match complete {
                 true => filling.fill(variable, &gradient[variable]),
                 false => filling.fill(variable, &vec![0.5; gradient[variable].len()]),
             };
         }
-        tokio::time::sleep(pause).await;
+        sleep(pause).await;
         for variable in late {
             filling.fill(variable, &gradient[variable]);
         }
         self.own.lock().unwrap().bucketed = gradient;
         Ok(InBuckets {
-            computed: of_values(Vec::new()),
+            computed: self.result(Vec::new(), clock, positions),
             complete,
         })
     }
@@ -264,6 +337,7 @@ impl Mirror for Kept {
     }
 
     async fn set_state(&self, mut state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
+        self.pass_is_over().await;
         let mut own = self.own.lock().unwrap();
         own.made_in = state.made_in;
         if state.values.len() % 2 == 1 {
@@ -286,6 +360,7 @@ impl Mirror for Kept {
     }
 
     async fn made(&self) -> Result<Option<StepsMade>, ReplicaError> {
+        self.pass_is_over().await;
         Ok(self.history.made(&self.name))
     }
 
@@ -314,11 +389,11 @@ impl DeviceSteps for Kept {
         positions: Positions,
         step: Step,
     ) -> Result<Computed, ReplicaError> {
-        tokio::time::sleep(self.step).await;
+        sleep(self.step).await;
         self.history.computed(&self.name, step.clock.0, positions);
         let gradient = self.shape.gradient(step.clock.0, positions);
         self.own.lock().unwrap().on_device = Some(gradient);
-        Ok(of_values(Vec::new()))
+        Ok(self.result(Vec::new(), step.clock.0, positions))
     }
 
     async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::BATCH;
 use super::values::Shape;
 
 /// The properties of a world. Those of type `bool` are true if they apply.
@@ -35,7 +36,17 @@ pub(crate) struct Plan {
     pub(crate) buckets: bool,
     /// Two workers hold the stages of a model together.
     pub(crate) groups: bool,
+    /// A step does not wait for the slowest worker, and some passes take long.
+    pub(crate) backups: bool,
+    /// Servers have a table, in sync mode.
+    pub(crate) servers: bool,
 }
+
+/// The most samples of a step: those of four workers.
+pub(crate) const MOST_SAMPLES: f32 = 4.0 * BATCH as f32;
+
+/// The most samples of a step that may not count in a world with a backup worker: those of one worker.
+pub(crate) const MOST_LATE: usize = BATCH as usize;
 
 impl Plan {
     pub(crate) fn of(seed: u64) -> Self {
@@ -62,14 +73,26 @@ impl Plan {
             copies: has(0.5).then(|| if has(0.3) { 1 } else { 2 }),
             buckets: false,
             groups: false,
+            backups: false,
+            servers: false,
         };
         plan.buckets = plan.copies.is_none() && has(0.5);
         plan.groups = !plan.buckets && has(0.3);
+        plan.backups = plan.copies.is_none() && !plan.buckets && !plan.groups && has(0.7);
+        plan.servers = !plan.groups && !plan.backups && has(0.3);
         if plan.groups && plan.all_workers() < 3 {
             // Those that stay would wait for ever.
             (plan.doomed, plan.departs) = (false, false);
         }
         plan
+    }
+
+    /// Returns the most samples that may not count after so many steps.
+    pub(crate) fn may_lack(&self, steps: u64) -> usize {
+        match self.backups {
+            true => MOST_LATE * steps as usize,
+            false => 0,
+        }
     }
 
     /// Returns the number of all workers, those included that join later.

@@ -219,7 +219,8 @@ impl<'w> Trouble<'w> {
 
     /// Returns the processes that run, or those of them that are workers.
     fn up(&self, only_workers: bool) -> Vec<String> {
-        let names = self.names.iter().skip(usize::from(only_workers));
+        let is_meant = |name: &&String| !only_workers || name.starts_with("worker");
+        let names = self.names.iter().filter(is_meant);
         let is_up = |name: &&String| {
             let has_ended = self.gone.contains(*name) || self.world.history.has_ended(name);
             !self.down.contains(*name) && !has_ended
@@ -281,6 +282,13 @@ impl<'w> Trouble<'w> {
         self.up(only_workers).choose(&mut self.rng).cloned()
     }
 
+    /// Returns a worker that runs, or a server: a process that workers have connections to.
+    fn peer(&mut self) -> Option<String> {
+        let mut peers = self.up(false);
+        peers.retain(|name| name != "coordinator");
+        peers.choose(&mut self.rng).cloned()
+    }
+
     fn all_die(&mut self, sim: &mut Sim<'_>) {
         self.say(sim, "all workers crash".to_owned());
         for name in self.up(true) {
@@ -290,12 +298,12 @@ impl<'w> Trouble<'w> {
         }
     }
 
-    /// Cuts a link between two workers, or between a worker and the coordinator.
+    /// Cuts a link between a worker and another one, a server or the coordinator.
     fn cut(&mut self, sim: &mut Sim<'_>, kind: Kind) -> Option<(Duration, Mend)> {
         let mut one = self.one(true)?;
         let mut other = match kind {
             Kind::Lost | Kind::LostOneWay => "coordinator".to_owned(),
-            _ => self.one(true).filter(|other| *other != one)?,
+            _ => self.peer().filter(|other| *other != one)?,
         };
         if self.rng.random_bool(0.5) {
             std::mem::swap(&mut one, &mut other);

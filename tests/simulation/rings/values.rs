@@ -97,6 +97,9 @@ impl Shape {
     fn counted(self, clock: u64, mut gradient: Vec<f32>) -> Result<Vec<f32>, String> {
         let samples = &mut gradient[self.samples()];
         let size = samples.iter().filter(|share| **share != 0.0).count() as f32;
+        if size == 0.0 {
+            return Err(format!("the step after clock {clock} has no sample"));
+        }
         for (sample, share) in samples.iter_mut().enumerate() {
             *share *= size;
             round(share, |times| match times {
@@ -136,7 +139,7 @@ fn round(share: &mut f32, right: impl Fn(f32) -> Result<(), String>) -> Result<(
 }
 
 /// Returns the samples at these positions, numbered over all epochs.
-fn visits(positions: Positions) -> Range<usize> {
+pub(super) fn visits(positions: Positions) -> Range<usize> {
     let epoch = positions.data_epoch as usize * SAMPLES;
     epoch + positions.start as usize..epoch + positions.end as usize
 }
@@ -255,6 +258,11 @@ impl Values {
     /// Returns how often each sample counts, epoch by epoch.
     pub(crate) fn samples(&self) -> impl Iterator<Item = f32> + '_ {
         self.counters[self.shape.samples()].iter().copied()
+    }
+
+    /// Returns how often each step counts.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = f32> + '_ {
+        self.counters[self.shape.steps()].iter().copied()
     }
 
     /// Returns the number of samples that do not count.

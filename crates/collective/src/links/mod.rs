@@ -16,7 +16,7 @@ pub trait Links {
     /// Sends a piece. Returns once a limited number of pieces is on its way.
     async fn send(&self, to: Rank, piece: Bytes) -> Result<(), LinkError>;
 
-    /// Receives the next piece of a peer.
+    /// Receives the next piece of a peer. If the future is dropped, no piece of less than 16 KiB is lost.
     async fn receive(&self, from: Rank) -> Result<Bytes, LinkError>;
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,6 +82,23 @@ impl StreamLinks {
         self.open(schedule::peers_among(self.rank, ranks)).await
     }
 
+    /// Opens the links of a star: the rank `center` opens those to all others, and each other rank the one to `center`. Those that
+    /// [`Self::connect`] does not open for the same `root` are for signals, and have no shared memory.
+    ///
+    /// # Errors
+    /// The rank that cannot be reached.
+    pub async fn connect_star(&self, center: Rank, root: Rank) -> Result<(), LinkError> {
+        let ranks = self.peers.len();
+        let peers: BTreeSet<Rank> = match self.rank == center {
+            true => (0..ranks).filter(|rank| *rank != center).collect(),
+            false => [center].into(),
+        };
+        let pieces = schedule::peers(self.rank, root, ranks);
+        let signals = peers.difference(&pieces);
+        try_join_all(signals.map(|peer| self.link_by(*peer, None))).await?;
+        Ok(())
+    }
+
     async fn open(&self, peers: BTreeSet<Rank>) -> Result<(), LinkError> {
         try_join_all(peers.into_iter().map(|peer| self.link(peer))).await?;
         Ok(())
@@ -93,6 +111,11 @@ impl StreamLinks {
     }
 
     async fn link(&self, to: Rank) -> Result<&Link, LinkError> {
+        self.link_by(to, self.exchange.shared_memory()).await
+    }
+
+    /// Returns the link to a rank. If it is not open yet, opens it, with shared memory in a folder if the other process is on the same host.
+    async fn link_by(&self, to: Rank, shared_memory: Option<&Path>) -> Result<&Link, LinkError> {
         let open = async {
             let peer = &self.peers[to];
             let noted = Mutex::new(None);
@@ -104,7 +127,7 @@ impl StreamLinks {
                             own: &self.own,
                             ring: self.ring,
                             peer,
-                            shared_memory: self.exchange.shared_memory(),
+                            shared_memory,
                         };
                         call.dial(&noted).await
                     }

@@ -90,8 +90,19 @@ impl Cluster {
         let seconds = [times.pull, times.compute, times.push, times.wait];
         let what = if request.steps == 0 || request.steps > done {
             format!("finishes {} steps with {done} samples", request.steps)
-        } else if request.skipped > request.steps {
-            format!("skips {} of {} steps", request.skipped, request.steps)
+        } else if request.skipped.saturating_add(request.late) > request.steps {
+            let (skipped, late) = (request.skipped, request.late);
+            format!(
+                "skips {skipped} and is late in {late} of {} steps",
+                request.steps
+            )
+        } else if request.late > 0 && self.job.strategy.backup_workers.is_none() {
+            "is late in a step, but the job has no backup workers".to_owned()
+        } else if request.late == request.steps && request.samples > 0 {
+            format!(
+                "has {} samples of steps in which it is late",
+                request.samples
+            )
         } else if seconds.iter().any(|s| !s.is_finite() || *s < 0.0) {
             "reports a time that is negative or no number".to_owned()
         } else {
@@ -100,7 +111,7 @@ impl Cluster {
         Err(Refusal::new(
             Reason::Malformed,
             format!(
-                "{task} {what}; each step has at least one sample, and skipped steps are among them"
+                "{task} {what}; each step has at least one sample, and skipped and late steps are among them"
             ),
         ))
     }

@@ -153,6 +153,7 @@ impl Cluster {
                 .map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
             lost_updates: self.durable.losses.total,
             skipped_steps: progress.tally.skipped,
+            late_steps: progress.tally.late,
             max_clock_lead: observed.max_clock_lead,
             mean_gradient_staleness: observed.staleness_sum as f64 / observed.updates.max(1) as f64,
             times: self.mean_times(),

@@ -188,6 +188,9 @@ pub struct Summary {
     /// Steps that were left out because their gradients were NaN or infinite.
     #[serde(default)]
     pub skipped_steps: u64,
+    /// Steps of workers that were left out because their gradients were late (`strategy.backup_workers`).
+    #[serde(default)]
+    pub late_steps: u64,
     /// The largest lead of any pull that a shard answered, in steps.
     pub max_clock_lead: u64,
     /// Mean number of updates that a block took between a pull and the push made with it.

@@ -174,10 +174,12 @@ impl Cluster {
         self.instants.last_finish = Some(now);
         let tally = &mut self.durable.training.tally;
         tally.skipped = tally.skipped.saturating_add(request.skipped);
+        tally.late = tally.late.saturating_add(request.late);
+        let with_gradients = request.steps.saturating_sub(request.late);
         // A step without samples has no loss.
         if request.samples > 0 {
             let recent = &mut self.observed.recent;
-            recent.worker_steps = recent.worker_steps.saturating_add(request.steps);
+            recent.worker_steps = recent.worker_steps.saturating_add(with_gradients);
             recent.loss_sum += request.loss_sum;
         }
         self.may_persist();
@@ -189,10 +191,10 @@ impl Cluster {
             work.steps = work.steps.saturating_add(request.steps);
             // A restarted coordinator may have forgotten some pushes.
             let told = request.pushes.min(origin.clock.0);
-            let more = request.steps.saturating_sub(request.skipped);
+            let more = with_gradients.saturating_sub(request.skipped);
             work.pushes = told.max(work.pushes.saturating_add(more));
             if request.samples > 0 {
-                work.loss = request.loss_sum / request.steps.max(1) as f64;
+                work.loss = request.loss_sum / with_gradients.max(1) as f64;
             }
             let seconds = now.duration_since(work.moved).as_secs_f64();
             if seconds > 0.0 {

@@ -78,6 +78,9 @@ pub(super) struct Tally {
     pub(super) samples: u64,
     /// The number of steps that were left out because their gradients were NaN or infinite.
     pub(super) skipped: u64,
+    /// The number of steps of workers that were left out because their gradients were late.
+    #[serde(default)]
+    pub(super) late: u64,
 }
 
 impl Cluster {

@@ -251,6 +251,7 @@ function showReport(report) {
     ["mean gradient staleness", `${value(number(summary.mean_gradient_staleness))} updates`],
     ["updates lost", count(summary.lost_updates)],
     ["steps left out (not finite)", count(summary.skipped_steps)],
+    ["gradients left out (late)", count(summary.late_steps)],
     ["time to compute", share("share_compute")],
     ["time to pull", share("share_pull")],
     ["time to push", share("share_push")],

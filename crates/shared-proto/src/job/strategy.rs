@@ -46,6 +46,9 @@ pub struct Strategy {
     /// `model-parallel`: the workers that hold the stages of a model together; absent: each worker holds all stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stage_workers: Option<u32>,
+    /// The number of workers of a ring that a step does not wait for; absent: each step waits for all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup_workers: Option<u32>,
 }
 
 impl Default for Strategy {
@@ -126,6 +129,7 @@ struct Written {
     micro_batches: Option<u32>,
     stages: Option<u32>,
     stage_workers: Option<u32>,
+    backup_workers: Option<u32>,
 }
 
 impl Default for Written {
@@ -144,6 +148,7 @@ impl Default for Written {
             micro_batches: None,
             stages: None,
             stage_workers: None,
+            backup_workers: None,
         }
     }
 }
@@ -164,6 +169,7 @@ impl From<Written> for Strategy {
             micro_batches,
             stages,
             stage_workers,
+            backup_workers,
         } = written;
         Self {
             mode: mode.unwrap_or(name.usual_mode()),
@@ -179,6 +185,7 @@ impl From<Written> for Strategy {
             micro_batches,
             stages,
             stage_workers,
+            backup_workers,
         }
     }
 }

@@ -103,6 +103,7 @@ batch_norm = "per-replica" # per-replica | synchronised: whose samples batch nor
 #: micro_batches = 16    # model-parallel: the parts of a batch that follow each other through the stages; absent: 4 for each device
 #: stages = 4            # model-parallel: the stages that the model is cut into; absent: one for each device
 #: stage_workers = 2     # model-parallel: the workers that hold the stages of a model together; absent: each holds all stages
+#: backup_workers = 1    # workers of a ring that a step does not wait for; absent: each step waits for all
 
 [cluster]
 #: ps = 2               # parameter servers; absent: those there when none has joined for 3 s

@@ -23,7 +23,7 @@ fn the_template_says_the_defaults_and_names_every_setting() {
         .map(|line| line.strip_prefix("#: ").unwrap_or(line))
         .fold(String::new(), |text, line| text + line + "\n");
     // Some of them exclude others.
-    const WITHOUT_BUCKETS: [&str; 8] = [
+    const WITH_BUCKETS: [&str; 9] = [
         "clip_value",
         "clip_norm",
         "optimizer_copies",
@@ -32,10 +32,24 @@ fn the_template_says_the_defaults_and_names_every_setting() {
         "micro_batches",
         "stages",
         "stage_workers",
+        "backup_workers",
+    ];
+    const WITH_BACKUPS: [&str; 7] = [
+        "optimizer_copies",
+        "bucket_mebibytes",
+        "cross_device",
+        "schedule",
+        "micro_batches",
+        "stages",
+        "stage_workers",
     ];
     for (strategy, others) in [
-        ("model-parallel", &["bucket_mebibytes", "cross_device"][..]),
-        ("multi-worker-mirrored", &WITHOUT_BUCKETS),
+        (
+            "model-parallel",
+            &["bucket_mebibytes", "cross_device", "backup_workers"][..],
+        ),
+        ("multi-worker-mirrored", &WITH_BUCKETS),
+        ("multi-worker-mirrored", &WITH_BACKUPS),
     ] {
         let counts = |line: &&str| !others.iter().any(|other| line.starts_with(other));
         let some: Vec<&str> = all.lines().filter(counts).collect();

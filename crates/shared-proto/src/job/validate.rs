@@ -260,6 +260,7 @@ impl Job {
             "must be at least 1, or absent",
         )?;
         self.validate_stage_workers()?;
+        self.validate_backup_workers()?;
         check(
             !name.has_one_worker() || cluster.workers.is_none_or(|workers| workers == 1),
             "cluster.workers",

@@ -141,6 +141,14 @@ faults! {
         SpareHasSamples,
         /// A checkpoint that was ordered before all members lost their values is written with others.
         OrderKept,
+        /// A step is closed before any member has a gradient.
+        ClosesEmpty,
+        /// A late member does not make the updates of the steps that it has missed.
+        MissedNotMade,
+        /// The commit of a ring's step lacks the rows of a worker.
+        RowsForgotten,
+        /// A worker takes part in the last sum of a step before servers have its rows.
+        DenseFirst,
         /// A member begins with initial slots instead of those of the members that hold them.
         SlotsNotTaken,
         /// The slots of earlier values are taken for those of the newest.

@@ -44,6 +44,8 @@ pub struct Computed {
     pub loss: f64,
     /// The gradients to push.
     pub gradients: Gradients,
+    /// True if the gradients were not ready when the step was closed. There are none, and no loss.
+    pub late: bool,
     /// The time outside of the passes in which the step waited for sums of gradients. It counts as push.
     pub waited: Duration,
 }
@@ -54,17 +56,21 @@ impl Computed {
         Self {
             loss,
             gradients,
+            late: false,
             waited: Duration::ZERO,
         }
     }
 
     /// The result of a step without samples.
     pub fn nothing() -> Self {
-        let gradients = Gradients {
-            values: Vec::new(),
-            rows: Vec::new(),
-            norm: 0.0,
-        };
-        Self::new(0.0, gradients)
+        Self::new(0.0, Gradients::none())
+    }
+
+    /// The result of a step that was closed before the gradients were ready.
+    pub fn late() -> Self {
+        Self {
+            late: true,
+            ..Self::nothing()
+        }
     }
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
+use shared_proto::planted;
+use shared_proto::step::{Gradients, RowGradients, WantedRows};
 use shared_proto::wire;
 use tokio_util::sync::DropGuard;
 
@@ -105,12 +106,12 @@ impl Strategy for Hybrid {
     async fn pull(
         &mut self,
         clock: Clock,
-        wants: &[Want],
+        batch: &mut Prepared,
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
-        self.dense.pull(clock, wants, replica).await?;
+        self.dense.pull(clock, batch, replica).await?;
         let ring_over = self.dense.newer_ring();
-        Self::in_ring(ring_over, self.tables.pull(clock, wants, replica)).await
+        Self::in_ring(ring_over, self.tables.pull(clock, batch, replica)).await
     }
 
     async fn compute(
@@ -128,7 +129,7 @@ impl Strategy for Hybrid {
         clock: Clock,
         mut gradients: Gradients,
         samples: u64,
-        next: &[Want],
+        next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Pushing, StrategyError> {
         let rows = self.rows(&mut gradients);
@@ -137,9 +138,16 @@ impl Strategy for Hybrid {
             let pushed = self.tables.push_blocks(clock, &rows, next).await?;
             pushed.acknowledged().await
         };
+        let dense = self.dense.push(clock, gradients, samples, None, replica);
+        let dense = async { dense.await?.acknowledged().await };
+        if planted!(DenseFirst) {
+            dense.await?;
+            return Ok(Pushing::done(Pushed {
+                receipts: Self::in_ring(ring_over, pushed).await?.receipts,
+            }));
+        }
         let acknowledged = Self::in_ring(ring_over, pushed).await?;
-        let dense = self.dense.push(clock, gradients, samples, next, replica);
-        dense.await?.acknowledged().await?;
+        dense.await?;
         Ok(Pushing::done(Pushed {
             receipts: acknowledged.receipts,
         }))

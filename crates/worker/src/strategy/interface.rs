@@ -11,7 +11,7 @@ use daemon::membership::Membership;
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::Job;
 use shared_proto::network::Network;
-use shared_proto::step::{Gradients, Want};
+use shared_proto::step::Gradients;
 use shared_proto::wire;
 
 use super::error::StrategyError;
@@ -49,7 +49,7 @@ pub trait Strategy {
     async fn pull(
         &mut self,
         clock: Clock,
-        wants: &[Want],
+        batch: &mut Prepared,
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError>;
 
@@ -70,14 +70,14 @@ pub trait Strategy {
     }
 
     /// Takes the mean gradients of the step after `clock` over so many samples. They count once the result is acknowledged; no
-    /// other gradients are pushed before. `next` has the wants of the next step as far as they are known, so that its values
-    /// can be requested right behind the gradients.
+    /// other gradients are pushed before. `next` is the batch of the next step, if it is known, so that its values can be requested
+    /// right behind the gradients.
     async fn push(
         &mut self,
         clock: Clock,
         gradients: Gradients,
         samples: u64,
-        next: &[Want],
+        next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Pushing, StrategyError>;
 

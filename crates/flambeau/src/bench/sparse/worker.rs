@@ -12,7 +12,7 @@ use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::network::SystemNetwork;
 use shared_proto::security::Security;
-use shared_proto::step::{EVERY_BATCH, Gradients, RowGradients, Want, WantedRows};
+use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::hash;
 use worker::registry::Registry;
 use worker::replica::{ModelReplica, Positions, Prepared, Replica, Step};
@@ -185,7 +185,7 @@ impl Member {
         };
         let (clock, samples) = (Clock(self.step), self.batch);
         let (strategy, replica) = (&mut self.strategy, &*self.replica);
-        let pushed = strategy.push(clock, gradients, samples, EVERY_BATCH, replica);
+        let pushed = strategy.push(clock, gradients, samples, None, replica);
         let mut pushed = pushed.await.map_err(|error| failed(&error))?;
         pushed
             .acknowledged()
@@ -209,9 +209,11 @@ impl Member {
         let mut seconds = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let mut batch = self.prepare(self.step + seconds.len() as u64).await;
-            let wants = batch.wants().await;
+            // Reading the batch is no part of the pull.
+            batch.wants().await;
             let began = Instant::now();
-            let pulled = self.strategy.pull(Clock(self.step), wants, &*self.replica);
+            let (clock, replica) = (Clock(self.step), &*self.replica);
+            let pulled = self.strategy.pull(clock, &mut batch, replica);
             pulled.await.map_err(|error| failed(&error))?;
             seconds.push(began.elapsed().as_secs_f64());
         }
@@ -233,14 +235,13 @@ impl Member {
             let wants = batch.wants().await;
             let distinct = wants.iter().filter_map(Want::rows);
             rows += 2 * distinct.map(|rows| rows.ids.len()).max().unwrap_or(0);
-            let pulled = self.strategy.pull(clock, wants, &*self.replica).await;
+            let pulled = self.strategy.pull(clock, &mut batch, &*self.replica).await;
             pulled.map_err(|error| failed(&error))?;
             let step = Step { clock, rank: 0 };
             let computed = self.replica.compute(batch.positions(), step).await?;
-            let wants = next.wants().await;
             let (strategy, replica) = (&mut self.strategy, &*self.replica);
             let gradients = computed.gradients;
-            let pushed = strategy.push(clock, gradients, self.batch, wants, replica);
+            let pushed = strategy.push(clock, gradients, self.batch, Some(&mut next), replica);
             let mut pushed = pushed.await.map_err(|error| failed(&error))?;
             pushed
                 .acknowledged()

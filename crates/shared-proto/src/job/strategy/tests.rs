@@ -303,3 +303,60 @@ fn ranks_behind_the_last_whole_group_are_spare() {
     );
     assert_eq!([0, 3, 4, 9].map(|rank| four.place(rank)), [0, 3, 0, 1]);
 }
+
+#[test]
+fn backup_workers_count_where_workers_add_up_whole_gradients() {
+    let job = |strategy: &str, settings: &str| {
+        let strategy = format!("strategy = {{ name = {strategy:?}, backup_workers = {settings}");
+        Job::from_toml(&strategy)
+    };
+    let one = job("multi-worker-mirrored", "1 }\ncluster = { workers = 2 }").unwrap();
+    assert_eq!(one.strategy.backup_workers, Some(1));
+    assert_eq!(Job::from_toml(&one.to_toml()).unwrap(), one);
+    job("model-parallel", "3 }").unwrap();
+    for (strategy, settings, expected) in [
+        (
+            "hybrid",
+            "1 }",
+            "`strategy.backup_workers` is 1, but it does not count with `strategy.name` \"hybrid\"",
+        ),
+        (
+            "mirrored",
+            "1 }",
+            "it does not count with `strategy.name` \"mirrored\"",
+        ),
+        (
+            "multi-worker-mirrored",
+            "1, optimizer_copies = 2 }",
+            "it does not count with `strategy.optimizer_copies` 2",
+        ),
+        (
+            "multi-worker-mirrored",
+            "1, bucket_mebibytes = 2.5 }",
+            "it does not count with `strategy.bucket_mebibytes` 2.5",
+        ),
+        (
+            "multi-worker-mirrored",
+            "1, batch_norm = \"synchronised\" }",
+            "it does not count with `strategy.batch_norm` \"synchronised\"",
+        ),
+        (
+            "model-parallel",
+            "1, stage_workers = 2 }",
+            "it does not count with `strategy.stage_workers` 2",
+        ),
+        (
+            "multi-worker-mirrored",
+            "0 }",
+            "`strategy.backup_workers` is 0, but must be at least 1",
+        ),
+        (
+            "multi-worker-mirrored",
+            "2 }\ncluster = { workers = 2 }",
+            "`strategy.backup_workers` is 2, but must be less than `cluster.workers`",
+        ),
+    ] {
+        let error = job(strategy, settings).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

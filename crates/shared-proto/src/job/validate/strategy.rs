@@ -94,6 +94,66 @@ impl Strategy {
         }
     }
 
+    /// Checks the number of backup workers. They are for strategies in which workers add up whole gradients of dense variables, once in each
+    /// step.
+    fn check_backup_workers(&self) -> Result<(), JobError> {
+        let Some(backups) = self.backup_workers else {
+            return Ok(());
+        };
+        let strategy = match self.name {
+            StrategyName::MultiWorkerMirrored | StrategyName::ModelParallel => None,
+            name => Some(format!("{:?}", name.name())),
+        };
+        let synchronised = self.batch_norm == BatchNorm::Synchronised;
+        let number = |value: u32| value.to_string();
+        let excluded = [
+            (
+                "strategy.name",
+                strategy,
+                "leave it out, or use \"multi-worker-mirrored\" or \"model-parallel\"",
+            ),
+            (
+                "strategy.optimizer_copies",
+                self.optimizer_copies.map(number),
+                "leave one of them out",
+            ),
+            (
+                "strategy.stage_workers",
+                self.stage_workers.map(number),
+                "leave one of them out: the workers of a stage group wait for each other",
+            ),
+            (
+                "strategy.bucket_mebibytes",
+                self.bucket_mebibytes.map(|mebibytes| mebibytes.to_string()),
+                "leave one of them out: a gradient that may come too late leaves as a whole",
+            ),
+            (
+                "strategy.batch_norm",
+                synchronised.then(|| "\"synchronised\"".to_owned()),
+                "leave one of them out: batch normalisation waits for all workers",
+            ),
+        ];
+        for (other, value, advice) in excluded {
+            if let Some(other_value) = value {
+                return Err(JobError::Unused {
+                    field: "strategy.backup_workers",
+                    value: backups.to_string(),
+                    other,
+                    other_value,
+                    advice,
+                });
+            }
+        }
+        match backups {
+            0 => Err(JobError::Setting {
+                field: "strategy.backup_workers",
+                value: backups.to_string(),
+                expected: "must be at least 1, or absent",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the place where devices add up, which is a choice with `mirrored` alone.
     pub(super) fn validate_cross_device(&self) -> Result<(), JobError> {
         match (self.cross_device, self.name) {
@@ -191,6 +251,19 @@ impl Job {
                 field: "cluster.workers",
                 value: workers.to_string(),
                 expected: "must be at least `strategy.stage_workers`, or absent: so many workers hold a model together",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the number of backup workers, which must leave a worker that each step waits for.
+    pub(super) fn validate_backup_workers(&self) -> Result<(), JobError> {
+        self.strategy.check_backup_workers()?;
+        match (self.strategy.backup_workers, self.cluster.workers) {
+            (Some(backups), Some(workers)) if backups >= workers => Err(JobError::Setting {
+                field: "strategy.backup_workers",
+                value: backups.to_string(),
+                expected: "must be less than `cluster.workers`: a step counts the gradient of at least one worker",
             }),
             _ => Ok(()),
         }

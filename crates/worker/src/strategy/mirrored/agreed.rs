@@ -1,4 +1,4 @@
-//! The agreement of a ring's members about buckets, and what this member does meanwhile.
+//! The agreement of a ring's members about buckets, and what this member computes or waits for.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use collective::Rank;
 
+use super::open_step::OpenStep;
 use crate::replica::Wait;
 use crate::variables::BucketPlan;
 
-/// The state of a ring's buckets, the same on all members, and what this member computes.
+/// The state of a ring's buckets, the same on all members, and what this member knows of the present step.
 #[derive(Default)]
 pub(super) struct Agreed {
     /// True if all members fill buckets. Otherwise each adds up whole gradients.
@@ -24,6 +25,8 @@ pub(super) struct Agreed {
     pub(super) computing: Cell<bool>,
     /// The waits for the neighbours in the stage group while the replica computes its stages.
     pub(super) in_stages: RefCell<Option<StageWaits>>,
+    /// The step that is open, in a job with backup workers.
+    pub(super) open: OpenStep,
 }
 
 /// The waits of a member's replica for its neighbours.

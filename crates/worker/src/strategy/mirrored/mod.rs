@@ -5,17 +5,20 @@
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
 //! - `gradient`: a step's gradients as one vector
 //! - `buckets`: a step's gradients in several vectors, which leave during the backward pass
-//! - `agreed`: the agreement of a ring's members about buckets
+//! - `agreed`: the agreement of a ring's members about buckets, and what this one waits for
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `stages`: a model in stages on several members
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
+//! - `backup`: steps that do not wait for the slowest members; `open_step`: what these have told rank 0
 //! - `counters`: metrics
 
 mod agreed;
+mod backup;
 mod buckets;
 mod checkpoints;
 mod counters;
 mod gradient;
+mod open_step;
 mod ring;
 mod shares;
 mod stages;
@@ -32,11 +35,12 @@ use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
 use shared_proto::job::{BatchNorm, NonFinite, StageGroups};
 use shared_proto::network::Network;
 use shared_proto::payload::Dtype;
-use shared_proto::step::{Gradients, Want};
+use shared_proto::step::Gradients;
 use shared_proto::wire;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
 
+use self::backup::Backup;
 use self::buckets::{Buckets, Summed, whole};
 use self::checkpoints::Checkpoints;
 use self::counters::RingCounters;
@@ -78,6 +82,8 @@ pub struct Mirrored {
     number: watch::Sender<Epoch>,
     /// True while the replica has averages in place of weights.
     swapped: bool,
+    /// None if each step waits for all members.
+    backup: Option<Backup>,
     /// The memory of the gradients.
     memory: Vec<Vec<f32>>,
     buckets: Arc<Buckets>,
@@ -166,6 +172,7 @@ impl Mirrored {
             checkpoints,
             number: watch::channel(Epoch(0)).0,
             swapped: false,
+            backup: job.strategy.backup_workers.map(Backup::of),
             memory: Vec::new(),
             buckets: Arc::new(buckets),
             summed: None,
@@ -182,6 +189,7 @@ impl Mirrored {
         self.shares.is_none()
             && self.batch_norm == BatchNorm::PerReplica
             && self.stage_groups.workers == 1
+            && self.backup.is_none()
             && mirror.fills_buckets()
     }
 
@@ -303,9 +311,13 @@ impl Strategy for Mirrored {
     async fn pull(
         &mut self,
         _: Clock,
-        _: &[Want],
+        batch: &mut Prepared,
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
+        if self.backup.is_none() {
+            // Waiting for data is no part of the computation. A member that may be late takes part in sums meanwhile.
+            batch.wants().await;
+        }
         self.restore_weights(mirror(replica)?).await?;
         Ok(Pulled::default())
     }
@@ -314,7 +326,7 @@ impl Strategy for Mirrored {
         &mut self,
         positions: Positions,
         step: Step,
-        _: Option<&mut Prepared>,
+        next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
         // The step before may have been abandoned.
@@ -333,6 +345,11 @@ impl Strategy for Mirrored {
             BatchNorm::PerReplica if self.ring.as_ref().is_some_and(Ring::has_buckets) => {
                 self.compute_in_buckets(positions, step, replica).await
             }
+            BatchNorm::PerReplica if self.backup.is_some() => {
+                let is_last = next.is_none();
+                self.compute_unless_late(positions, step, is_last, replica)
+                    .await
+            }
             BatchNorm::PerReplica if positions.is_empty() => Ok(Computed::nothing()),
             BatchNorm::PerReplica if self.stage_groups.workers > 1 => {
                 self.compute_in_stages(positions, step, mirror).await
@@ -346,9 +363,17 @@ impl Strategy for Mirrored {
         clock: Clock,
         mut gradients: Gradients,
         samples: u64,
-        _: &[Want],
+        _: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Pushing, StrategyError> {
+        let made = StepsMade {
+            run: self.run,
+            ring: *self.number.borrow(),
+            clock: clock.next(),
+        };
+        if self.make_missed(clock, made, replica).await? {
+            return Ok(Pushing::done(Pushed::default()));
+        }
         let mirror = mirror(replica)?;
         let mut summed = self.take_summed(clock);
         let on_device = self.take_on_device(clock, mirror)?;
@@ -370,11 +395,6 @@ impl Strategy for Mirrored {
         self.skipped = (!finite).then_some(clock);
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };
-        let made = StepsMade {
-            run: self.run,
-            ring: *self.number.borrow(),
-            clock: clock.next(),
-        };
         match on_device {
             Some(device) if samples > 0 => device.update_on_device(made).await?,
             _ => {

@@ -141,16 +141,18 @@ impl Ring {
         self.group.ranks()
     }
 
-    /// Returns the member from which this one waits to receive; none while its own replica computes.
-    pub(super) fn waiting_on(&self) -> Option<Task> {
+    /// Returns the members from which this one waits to receive; none while it waits for its own replica.
+    pub(super) fn waiting_on(&self) -> Vec<Task> {
         if self.agreed.computing.get() {
-            return None;
+            return Vec::new();
         }
-        let rank = match &*self.agreed.in_stages.borrow() {
+        let mut ranks = self.agreed.open.awaited_by(self.rank());
+        ranks.extend(match &*self.agreed.in_stages.borrow() {
             Some(waits) => waits.longer_than(QUIET, self.rank()),
             None => self.group.waiting_on(),
-        };
-        self.members.get(rank?).copied()
+        });
+        let members = ranks.iter().filter_map(|rank| self.members.get(*rank));
+        members.copied().collect()
     }
 
     /// Returns the traffic with the other members since the last call of this.
@@ -212,6 +214,9 @@ impl Mirrored {
     /// Joins the next ring, and takes the values that it begins with. Returns the number of steps that they have.
     pub(super) async fn form(&mut self, mirror: &dyn Mirror) -> Result<Clock, StrategyError> {
         self.ring = None;
+        if let Some(backup) = &mut self.backup {
+            backup.forget();
+        }
         self.counters.left();
         let mut said = String::new();
         loop {
@@ -302,8 +307,16 @@ impl Mirrored {
         let groups = self.stage_groups;
         let group = groups.of(rank as u32, ranks as u32).unwrap_or_default();
         let group = group.start as usize..group.end as usize;
-        let connected =
-            async { tokio::try_join!(links.connect(source), links.connect_among(group)).map(drop) };
+        let signals = async {
+            match self.backup {
+                Some(_) => links.connect_star(0, source).await,
+                None => Ok(()),
+            }
+        };
+        let connected = async {
+            let pieces = links.connect(source);
+            tokio::try_join!(pieces, links.connect_among(group), signals).map(drop)
+        };
         let connected = unless_over(number, newest.clone(), connected);
         connected.await?.map_err(unreachable)?;
         Ok(Ring {

@@ -24,7 +24,7 @@ impl Mirrored {
                 // While the replica computes, the step does not wait for other members.
                 let on: Vec<Task> = match computed {
                     true => Vec::new(),
-                    false => ring.waiting_on().into_iter().collect(),
+                    false => ring.waiting_on(),
                 };
                 self.waiting_on.send_if_modified(|known| {
                     let changed = *known != on;

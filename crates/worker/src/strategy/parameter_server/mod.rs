@@ -226,10 +226,7 @@ impl ParameterServer {
         if !self.ahead {
             return;
         }
-        let wants = match next {
-            Some(next) => next.wants().await,
-            None => EVERY_BATCH,
-        };
+        let wants = wants_of(next).await;
         let after = clock.next();
         let asked_by = match planted!(AsksByEarlierClock) {
             true => clock,
@@ -254,11 +251,12 @@ impl ParameterServer {
         &mut self,
         clock: Clock,
         gradients: &Gradients,
-        next: &[Want],
+        next: Option<&mut Prepared>,
     ) -> Result<PushTicket, ClientError> {
         if self.ahead {
             return self.shards.push(clock, gradients).await;
         }
+        let next = wants_of(next).await;
         let after = clock.next();
         let sent = self.shards.push_then_pull(clock, gradients, after, next);
         let (pushed, ticket) = sent.await?;
@@ -298,9 +296,10 @@ impl Strategy for ParameterServer {
     async fn pull(
         &mut self,
         clock: Clock,
-        wants: &[Want],
+        batch: &mut Prepared,
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
+        let wants = batch.wants().await;
         let take = async |blocks| replica.take_in(parts(blocks)).await;
         Ok(self.pull_blocks(clock, wants, take).await?)
     }
@@ -325,7 +324,7 @@ impl Strategy for ParameterServer {
         clock: Clock,
         gradients: Gradients,
         _: u64,
-        next: &[Want],
+        next: Option<&mut Prepared>,
         _: &dyn Replica,
     ) -> Result<Pushing, StrategyError> {
         let pushed = self.push_blocks(clock, &gradients, next).await?;
@@ -353,6 +352,14 @@ impl Strategy for ParameterServer {
 
     fn reconciled(&self) -> Box<dyn Reconciled> {
         Box::new(self.shards.reconciled())
+    }
+}
+
+/// Returns what a batch wants; what every batch does, if it is not known.
+async fn wants_of(batch: Option<&mut Prepared>) -> &[Want] {
+    match batch {
+        Some(batch) => batch.wants().await,
+        None => EVERY_BATCH,
     }
 }
 

@@ -264,3 +264,38 @@ fn a_member_that_nobody_has_lost_is_waited_for() {
     rings.join_all();
     rings.finish();
 }
+
+#[test]
+fn late_steps_are_counted_apart_and_have_no_loss() {
+    let mut rings = Rings::new(2);
+    rings.step(&rings.all(), false);
+    let split = rings.workers[0].held.unwrap().0.id;
+    let origin = rings.origin(0);
+    let report = |steps, late, samples| wire::FinishStepRequest {
+        split,
+        steps,
+        late,
+        samples,
+        loss_sum: 2.5,
+        ..wire::FinishStepRequest::default()
+    };
+    let refused = |rings: &mut Rings, request, part: &str| {
+        let (now, cluster) = (rings.scene.now, &mut rings.scene.cluster);
+        let refusal = cluster.finish_step(now, &origin, &request).unwrap_err();
+        assert!(refusal.message.contains(part), "{refusal}");
+        assert_eq!(refusal.reason, Reason::Malformed);
+    };
+    refused(&mut rings, report(1, 1, 0), "the job has no backup workers");
+    rings.scene.cluster.job.strategy.backup_workers = Some(1);
+    refused(&mut rings, report(1, 2, 0), "is late in 2 of 1 steps");
+    refused(
+        &mut rings,
+        report(1, 1, BATCH),
+        "has 5 samples of steps in which it is late",
+    );
+    let (now, cluster) = (rings.scene.now, &mut rings.scene.cluster);
+    cluster.finish_step(now, &origin, &report(1, 1, 0)).unwrap();
+    let summary = cluster.summary(now);
+    assert_eq!((summary.late_steps, summary.skipped_steps), (1, 0));
+    assert_eq!(cluster.observed.recent.loss_sum, 0.0);
+}

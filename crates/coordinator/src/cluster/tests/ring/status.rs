@@ -67,6 +67,25 @@ fn the_status_says_who_is_waited_for_and_for_how_long() {
     assert_eq!(rings.waited_for(), [None, None, None]);
 }
 
+/// A worker that was late is behind by several steps, while it waits for one that has made more.
+#[test]
+fn a_late_worker_that_waits_is_not_waited_for() {
+    let mut rings = Rings::new(3);
+    rings.step(&[1, 2], true);
+    rings.step(&[1], true);
+    let (now, behind, ahead) = (
+        rings.scene.now,
+        rings.workers[0].task,
+        rings.workers[1].task,
+    );
+    let last: wire::Task = rings.workers[2].task.into();
+    for waits in [behind, ahead] {
+        rings.scene.cluster.waiting(now, waits, vec![last]);
+    }
+    rings.scene.now += Duration::from_secs(3);
+    assert_eq!(rings.waited_for(), [None, None, Some(3.0)]);
+}
+
 #[test]
 fn a_ring_that_is_being_formed_waits_for_those_that_have_not_joined() {
     let mut rings = Rings::new(2);

@@ -1,0 +1,320 @@
+//! Backup workers: a step counts the gradients that are ready first (Chen et al., "Revisiting Distributed Synchronous SGD", 2016,
+//! section 3).
+//!
+//! In each step rank 0 hears from each other member once: that its gradient is ready, that it has no samples, or that it is late. As soon as all
+//! but `strategy.backup_workers` members have a gradient or no samples, and one has a gradient, rank 0 *closes* the step: it sends a
+//! signal to each other member, and those with gradients that are not ready are late. Then all members add up their gradients, the late ones
+//! zeros.
+//!
+//! The replica of a late member goes on with its pass. Meanwhile the member takes part in the sums of the next steps, and is late in each. It
+//! keeps the mean gradients, and makes the updates once the pass is over. So all members make the same updates.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::pending;
+use std::pin::{Pin, pin};
+use std::time::Instant;
+
+use collective::Rank;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use shared_proto::ids::Clock;
+use shared_proto::planted;
+use shared_proto::step::Gradients;
+
+use super::gradient::{self, SampleCounts, Total};
+use super::open_step::{Answer, CLOSE};
+use super::ring::{Lost, Ring};
+use super::{Mirrored, mirror};
+use crate::replica::{Computed, Description, Positions, Replica, ReplicaError, Step, StepsMade};
+use crate::strategy::StrategyError;
+
+/// The most steps that a member misses during one pass. The others then wait for it.
+const MOST_MISSED: usize = 8;
+
+/// The number of late gradients in a row after which a member computes none, so that it begins the next step together with the others.
+const MOST_LATE_IN_A_ROW: u32 = 2;
+
+/// The backup workers of a job, and the steps in which this member was late.
+pub(super) struct Backup {
+    /// The number of members that a step does not wait for.
+    workers: usize,
+    /// The mean gradients of steps that the replica has not made yet, each with the clock before it; none of a step that changes no values.
+    missed: VecDeque<(Clock, Option<Vec<f32>>)>,
+    /// The number of gradients in a row that were late.
+    late_in_a_row: u32,
+}
+
+impl Backup {
+    /// The state of a job with so many backup workers.
+    pub(super) fn of(workers: u32) -> Self {
+        Self {
+            workers: workers as usize,
+            missed: VecDeque::new(),
+            late_in_a_row: 0,
+        }
+    }
+
+    /// Forgets a ring that is over.
+    pub(super) fn forget(&mut self) {
+        self.missed.clear();
+        self.late_in_a_row = 0;
+    }
+
+    /// Notes how the step after `clock` has ended, for which the replica has begun a pass or has not.
+    fn note(&mut self, clock: Clock, outcome: Outcome, begun: bool) -> Computed {
+        match outcome {
+            Outcome::InTime(computed) => {
+                self.late_in_a_row = 0;
+                computed
+            }
+            Outcome::Late(means) => {
+                self.late_in_a_row = if begun { self.late_in_a_row + 1 } else { 0 };
+                self.missed = (clock.0..).map(Clock).zip(means).collect();
+                Computed::late()
+            }
+        }
+    }
+
+    fn has_missed(&self, clock: Clock) -> bool {
+        let next = self.missed.front();
+        next.is_some_and(|(missed, _)| *missed == clock)
+    }
+}
+
+/// The result of a step that does not wait for the slowest members.
+enum Outcome {
+    /// The member's gradient counts.
+    InTime(Computed),
+    /// The member was late, in one step or in several: the mean gradients of the others.
+    Late(Vec<Option<Vec<f32>>>),
+}
+
+impl Mirrored {
+    /// Computes a step that does not wait for the slowest members. If this member is one of them, the result is late: it has no gradients, and
+    /// [`Self::make_missed`] makes its update. `is_last`: the step may be the last one of a pass over the data.
+    pub(super) async fn compute_unless_late(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        is_last: bool,
+        replica: &dyn Replica,
+    ) -> Result<Computed, StrategyError> {
+        let Some(backup) = &self.backup else {
+            return Ok(replica.compute(positions, step).await?);
+        };
+        if backup.has_missed(step.clock) {
+            return Ok(Computed::late());
+        }
+        // The members with samples may all be late in the step before the last one, and the last one needs one of them.
+        let sits_out = backup.late_in_a_row >= MOST_LATE_IN_A_ROW && !is_last;
+        let (begun, backups) = (Cell::new(false), backup.workers);
+        let worked_until = Cell::new(Instant::now());
+        let pass = async {
+            if sits_out {
+                return pending().await;
+            }
+            begun.set(true);
+            let computed = match positions.is_empty() {
+                true => Ok(Computed::nothing()),
+                false => replica.compute(positions, step).await,
+            };
+            worked_until.set(Instant::now());
+            computed
+        };
+        let answer = match positions.is_empty() {
+            true => Answer::NoSamples,
+            false => Answer::Ready,
+        };
+        let compute = async |ring: &Ring| {
+            ring.compute_unless_late(backups, answer, pin!(pass), &begun, replica.description())
+                .await
+        };
+        let computed = self.in_ring(compute).await?;
+        let Some(backup) = &mut self.backup else {
+            return Ok(Computed::late());
+        };
+        Ok(Computed {
+            waited: worked_until.get().elapsed(),
+            ..backup.note(step.clock, computed?, begun.get())
+        })
+    }
+
+    /// Makes the step after `clock` if this member was late in it. Returns whether it was.
+    pub(super) async fn make_missed(
+        &mut self,
+        clock: Clock,
+        made: StepsMade,
+        replica: &dyn Replica,
+    ) -> Result<bool, StrategyError> {
+        let missed = self.backup.as_mut().filter(|b| b.has_missed(clock));
+        let Some((_, mean)) = missed.and_then(|backup| backup.missed.pop_front()) else {
+            return Ok(false);
+        };
+        let mirror = mirror(replica)?;
+        match mean {
+            Some(mean) if !planted!(MissedNotMade) => drop(mirror.update(mean.into(), made).await?),
+            _ => mirror.note_made(made).await?,
+        }
+        Ok(true)
+    }
+}
+
+impl Ring {
+    /// Waits for the pass of a step while the step is open. If the step is closed before, takes part in the sums of steps until the pass is
+    /// over.
+    async fn compute_unless_late(
+        &self,
+        backups: usize,
+        answer: Answer,
+        mut pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
+        begun: &Cell<bool>,
+        model: &Description,
+    ) -> Result<Result<Outcome, ReplicaError>, Lost> {
+        let own = self.while_open(backups, Some(answer), pass.as_mut());
+        if let Some(computed) = own.await? {
+            return Ok(computed.map(Outcome::InTime));
+        }
+        let mut means = Vec::new();
+        loop {
+            means.push(self.mean_of_others(model).await?);
+            let over = if !begun.get() {
+                break;
+            } else if means.len() == MOST_MISSED {
+                Some(pass.as_mut().await)
+            } else {
+                self.while_open(backups, None, pass.as_mut()).await?
+            };
+            match over {
+                Some(Ok(_)) => break,
+                Some(Err(error)) => return Ok(Err(error)),
+                None => {}
+            }
+        }
+        Ok(Ok(Outcome::Late(means)))
+    }
+
+    /// Returns the mean gradient of a step in which this member is late.
+    async fn mean_of_others(&self, model: &Description) -> Result<Option<Vec<f32>>, Lost> {
+        let none = SampleCounts {
+            samples: 0,
+            counted: 0,
+        };
+        let mut vector = Vec::new();
+        gradient::fill(&mut vector, &Gradients::none(), none, model);
+        let total = self.mean_gradient(&mut vector, none.counted).await?;
+        Ok((total == Total::Mean).then_some(vector))
+    }
+
+    /// Waits for a pass while the present step is open. Returns none if the step is closed before the pass is over. `answer` is for a
+    /// pass of the present step: this member gives it once the pass is over, and waits until the step is closed. A pass of an earlier step
+    /// has no answer, and this returns as soon as the pass is over.
+    async fn while_open(
+        &self,
+        backups: usize,
+        answer: Option<Answer>,
+        pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
+    ) -> Result<Option<Result<Computed, ReplicaError>>, Lost> {
+        self.agreed.computing.set(true);
+        let over = match self.rank() {
+            0 => self.close_with_enough(backups, answer, pass).await,
+            _ => self.until_closed(answer, pass).await,
+        };
+        self.agreed.computing.set(false);
+        self.agreed.open.waits.set(false);
+        over
+    }
+
+    /// Waits for a pass while the present step is open, as a rank that does not close it.
+    async fn until_closed(
+        &self,
+        answer: Option<Answer>,
+        pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
+    ) -> Result<Option<Result<Computed, ReplicaError>>, Lost> {
+        let mut closed = pin!(self.signal_of(0, |signal| (signal == CLOSE).then_some(())));
+        let over = tokio::select! {
+            biased;
+            // First, so that no pass of a closed step begins.
+            closed = &mut closed => closed.map(|()| None)?,
+            over = pass => Some(over),
+        };
+        match (over, answer) {
+            (None, _) => {
+                self.answer(Answer::Late).await?;
+                Ok(None)
+            }
+            (Some(Ok(computed)), Some(answer)) => {
+                self.answer(answer).await?;
+                self.waits_for_others();
+                closed.await?;
+                Ok(Some(Ok(computed)))
+            }
+            (over, _) => Ok(over),
+        }
+    }
+
+    /// Waits for a pass while the present step is open, as rank 0: closes the step once there are enough answers, and then waits for the rest
+    /// of them.
+    async fn close_with_enough(
+        &self,
+        backups: usize,
+        answer: Option<Answer>,
+        mut pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
+    ) -> Result<Option<Result<Computed, ReplicaError>>, Lost> {
+        let open = &self.agreed.open;
+        open.answers.borrow_mut().resize(self.ranks(), None);
+        let answers = open.missing().into_iter().map(async |rank| {
+            let answer = self.signal_of(rank, Answer::of_signal).await?;
+            open.note(rank, answer);
+            Ok::<_, Lost>(())
+        });
+        let mut answers: FuturesUnordered<_> = answers.collect();
+        let mut own = None;
+        while !open.has_enough(backups) {
+            tokio::select! {
+                biased;
+                // First, so that no pass of a step begins that can be closed.
+                Some(noted) = answers.next() => noted?,
+                over = pass.as_mut(), if own.is_none() => match (over, answer) {
+                    (Ok(computed), Some(answer)) => {
+                        open.note(0, answer);
+                        own = Some(computed);
+                        self.waits_for_others();
+                    }
+                    (over, _) => return Ok(Some(over)),
+                },
+                // All have answered, and none has a gradient.
+                else => break,
+            }
+        }
+        for rank in 1..self.ranks() {
+            self.play(self.group.send_signal(rank, CLOSE)).await?;
+        }
+        self.waits_for_others();
+        while let Some(noted) = answers.next().await {
+            noted?;
+        }
+        open.answers.borrow_mut().clear();
+        Ok(own.map(Ok))
+    }
+
+    /// Notes that this member waits for others, and for no pass.
+    fn waits_for_others(&self) {
+        self.agreed.computing.set(false);
+        self.agreed.open.waits.set(true);
+    }
+
+    async fn answer(&self, answer: Answer) -> Result<(), Lost> {
+        self.play(self.group.send_signal(0, answer as u8)).await
+    }
+
+    /// Waits for a signal of a rank, and reads it.
+    async fn signal_of<T>(&self, rank: Rank, read: impl Fn(u8) -> Option<T>) -> Result<T, Lost> {
+        let signal = self.play(self.group.receive_signal(rank)).await?;
+        read(signal).ok_or_else(|| {
+            let why = format!(
+                "it sends the signal {signal}, which is not due; do all workers have the same job?"
+            );
+            Lost::Member(self.members[rank], why)
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! Steps that do not wait for the slowest workers.
+
+use std::collections::BTreeSet;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tests::{Cluster, Daemon, eventually};
+
+use crate::program;
+use crate::ring_operations::{check_metrics_are_documented, metric, rank, waited_for};
+use crate::rings::{MIRRORED, a_class_for_each, digests, is_once};
+use crate::weights::weights;
+
+const BACKUP: &str = "backup_workers = 1\n[cluster]\nworkers = 3\n";
+
+/// Starts three workers, with what each has in its environment.
+fn three_workers(job: &str, environments: [&[(&str, &str)]; 3]) -> Cluster {
+    let mut cluster = Cluster::start(program(), job, 0);
+    for environment in environments {
+        cluster.add_worker(environment);
+    }
+    cluster
+}
+
+fn steps(cluster: &Cluster) -> u64 {
+    cluster.status()["steps"].as_u64().unwrap()
+}
+
+/// Returns the number of steps that a worker has made with a gradient of its own.
+fn in_time(worker: &Daemon) -> f64 {
+    let of = |name| metric(worker, &format!("flambeau_worker_{name}_steps_total"));
+    metric(worker, "flambeau_worker_steps_total") - of("late")
+}
+
+/// The weights count how often each sample was visited: a step that counts the gradients of n workers adds 1/n for each of their samples.
+#[test]
+fn a_step_counts_the_gradients_that_are_ready_first() {
+    const SAMPLES: usize = 600;
+    let data = a_class_for_each(SAMPLES);
+    let job = format!(
+        "epochs = 1\nbatch_size = 1\n[data]\nkind = \"csv\"\ndir = {:?}\ntarget = \"class\"\n[model]\nname = \"visits\"\n[optimizer]\nname = \"sgd\"\nlearning_rate = 1.0\n{MIRRORED}{BACKUP}",
+        data.path()
+    );
+    // The worker that closes steps is the slow one, and then another.
+    for slow in [0, 2] {
+        let mut milliseconds = ["10"; 3];
+        milliseconds[slow] = "200";
+        let environments = milliseconds.map(|time| [("TEST_STEP_MILLISECONDS", time)]);
+        let [a, b, c] = &environments;
+        let (summary, dir) = three_workers(&job, [a, b, c]).finish();
+        let (samples, late) = (&summary["samples"], summary["late_steps"].as_u64().unwrap());
+        assert_eq!((samples, &summary["steps"]), (&600.into(), &200.into()));
+        assert!((100..=200).contains(&late), "{summary}");
+        for (name, values) in &weights(&dir.path().join("run/model.safetensors")) {
+            let visits = values.to_vec1::<f32>().unwrap();
+            let (counted, left_out): (Vec<f32>, Vec<f32>) =
+                visits.into_iter().partition(|visits| *visits != 0.0);
+            let wrong = counted.iter().find(|visits| !is_once(**visits));
+            assert_eq!(wrong, None, "{name}");
+            // All steps are whole, so each late step leaves out one sample.
+            assert_eq!(left_out.len() as u64, late, "{name}: {summary}");
+        }
+    }
+}
+
+#[test]
+fn late_workers_hold_the_same_bits_and_count_again_once_they_are_fast() {
+    let job = format!(
+        "epochs = 60\n[model]\nname = \"odd\"\n[optimizer]\nname = \"adam\"\n{MIRRORED}{BACKUP}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let slow_while = folder.path().join("slow");
+    std::fs::write(&slow_while, "").unwrap();
+    let digests_of = ("TEST_DIGESTS", folder.path().to_str().unwrap());
+    let fast = [digests_of, ("TEST_STEP_MILLISECONDS", "10")];
+    let slow_while = slow_while.to_str().unwrap();
+    let slow = [fast[0], fast[1], ("TEST_SLOW_WHILE", slow_while)];
+    let cluster = three_workers(&job, [&slow, &fast, &fast]);
+    eventually(|| steps(&cluster) > 100);
+    let slow = &cluster.workers[0];
+    let late = metric(slow, "flambeau_worker_late_steps_total");
+    assert!(late > 2.0 * in_time(slow), "late in {late} steps");
+    std::fs::remove_file(slow_while).unwrap();
+    let before = in_time(slow);
+    eventually(|| in_time(slow) > before + 50.0);
+    check_metrics_are_documented(slow);
+    let processes: Vec<u32> = cluster.workers.iter().map(Daemon::process).collect();
+    let (summary, _) = cluster.finish();
+    assert_eq!(summary["steps"], 900, "{summary}");
+    let all = processes
+        .iter()
+        .map(|process| digests(folder.path(), *process));
+    let all: Vec<BTreeSet<String>> = all.map(|digests| digests.into_iter().collect()).collect();
+    // Each worker has weights of steps in which another had computed none, and no others.
+    let [first, second, third] = &all[..] else {
+        panic!("{all:?}");
+    };
+    for (own, a, b) in [
+        (first, second, third),
+        (second, first, third),
+        (third, first, second),
+    ] {
+        let unknown = own
+            .iter()
+            .filter(|digest| !a.contains(*digest) && !b.contains(*digest));
+        assert!(own.len() > 50 && unknown.count() == 0, "the weights differ");
+    }
+}
+
+#[test]
+fn the_status_names_a_stopped_worker_that_steps_wait_for() {
+    let job = format!("epochs = 60\n[model]\nname = \"odd\"\n{MIRRORED}{BACKUP}");
+    let slow: &[(&str, &str)] = &[("TEST_STEP_MILLISECONDS", "20")];
+    let cluster = three_workers(&job, [slow; 3]);
+    eventually(|| steps(&cluster) > 5);
+    for worker in &cluster.workers {
+        let process = Pid::from_raw(worker.process() as i32).unwrap();
+        kill_process(process, Signal::STOP).unwrap();
+        let mut found = Vec::new();
+        eventually(|| {
+            found = waited_for(&cluster.status());
+            found.iter().any(|(.., seconds)| *seconds > 2.0)
+        });
+        kill_process(process, Signal::CONT).unwrap();
+        let ranks: Vec<u64> = found.iter().map(|(rank, ..)| *rank).collect();
+        assert_eq!(ranks, [rank(worker)], "{found:?}");
+        eventually(|| waited_for(&cluster.status()).is_empty());
+    }
+}
