@@ -126,3 +126,23 @@ fn the_status_names_a_stopped_worker_that_steps_wait_for() {
         eventually(|| waited_for(&cluster.status()).is_empty());
     }
 }
+
+#[test]
+#[ignore = "a measurement: how long a step takes, with a slow worker and a backup worker"]
+fn the_pace_with_a_backup_worker() {
+    for milliseconds in ["10", "40", "200"] {
+        for backup in ["", "backup_workers = 1\n"] {
+            let job = format!(
+                "epochs = 60\nsteps = 200\n[model]\nname = \"odd\"\n{MIRRORED}{backup}[cluster]\nworkers = 3\n"
+            );
+            let fast: &[(&str, &str)] = &[("TEST_STEP_MILLISECONDS", "10")];
+            let slow: &[(&str, &str)] = &[("TEST_STEP_MILLISECONDS", milliseconds)];
+            let (summary, _) = three_workers(&job, [fast, fast, slow]).finish();
+            let each = summary["seconds"].as_f64().unwrap() / 200.0 * 1000.0;
+            println!(
+                "passes of 10, 10 and {milliseconds} ms, {backup:?}: {each:.1} ms each step, late {}",
+                summary["late_steps"]
+            );
+        }
+    }
+}
