@@ -12,11 +12,16 @@ use crate::weights::weights;
 
 const BACKUP: &str = "backup_workers = 1\n[cluster]\nworkers = 3\n";
 
-/// Starts three workers, with what each has in its environment.
+/// Starts three workers in the order of their ranks, with what each has in its environment.
 fn three_workers(job: &str, environments: [&[(&str, &str)]; 3]) -> Cluster {
     let mut cluster = Cluster::start(program(), job, 0);
-    for environment in environments {
+    for (index, environment) in environments.into_iter().enumerate() {
         cluster.add_worker(environment);
+        eventually(|| cluster.workers[index].log().contains("registered"));
+    }
+    for (expected, worker) in (0..).zip(&cluster.workers) {
+        eventually(|| worker.log().contains("in a ring of workers"));
+        assert_eq!(rank(worker), expected);
     }
     cluster
 }
@@ -90,7 +95,7 @@ fn late_workers_hold_the_same_bits_and_count_again_once_they_are_fast() {
         .iter()
         .map(|process| digests(folder.path(), *process));
     let all: Vec<BTreeSet<String>> = all.map(|digests| digests.into_iter().collect()).collect();
-    // Each worker has weights of steps in which another had computed none, and no others.
+    // A worker notes no digest in steps that it misses, so each of its digests must be one of another worker.
     let [first, second, third] = &all[..] else {
         panic!("{all:?}");
     };

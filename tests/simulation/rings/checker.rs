@@ -37,11 +37,17 @@ pub(crate) fn check(history: &History, saved: &[Saved], plan: &Plan) -> Vec<Stri
         wrong.push(format!("the summary has {samples} samples, not {VISITS}"));
     }
     wrong.extend(saved.iter().filter_map(|saved| saved.check(plan).err()));
-    check_values(history, saved, steps, plan.may_lack(steps), &mut wrong);
+    check_values(
+        history,
+        saved,
+        steps,
+        plan.may_lack(VISITS as u64, steps),
+        &mut wrong,
+    );
     wrong
 }
 
-/// Checks that the last checkpoint and the members of the last ring have each sample once, except for `may_lack`, in so many steps.
+/// Checks that the last checkpoint and the members of the last ring lack at most `may_lack` samples, and have made so many steps.
 fn check_values(
     history: &History,
     saved: &[Saved],

@@ -281,8 +281,8 @@ impl History {
         }
     }
 
-    /// Notes that a worker evaluates its values, and checks that they have whole epochs. In a world with a backup worker, each step has the samples
-    /// of one of two workers at least.
+    /// Notes that a worker evaluates its values, and checks that they have whole epochs. In a world with a backup worker, each step
+    /// counts the samples of one of two workers at least.
     pub(crate) fn evaluated(&self, worker: &str) {
         let (samples, whole): (Vec<f32>, _) = {
             let mut inner = self.0.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Jobs without parameter servers: workers that form rings, under the same network, clock and faults.
+//! Jobs in which workers form rings, under the same network, clock and faults.
 //!
 //! - `rows`: the rows of worlds with servers
 //! - `values`, `model`: values that show the steps and samples in them, and the replica that keeps them; `stages`: its passes of some stages

@@ -101,7 +101,7 @@ impl Kept {
         hash.finish()
     }
 
-    /// Waits for the end of the newest pass, as all commands on values do.
+    /// Waits for the end of the newest pass, as all commands do: they are executed one after the other.
     async fn pass_is_over(&self) {
         let over = self.own.lock().unwrap().busy_until;
         if let Some(over) = over {
@@ -127,7 +127,7 @@ impl Kept {
         if self.has_rows() {
             let pulled = std::mem::take(&mut self.own.lock().unwrap().rows);
             let checked = rows::check_pulled(clock, &rows::wanted(positions), &pulled);
-            self.judge("computes with rows", checked);
+            self.judge("computes with", checked);
             computed.gradients.rows = vec![rows::gradients(clock, positions)];
         }
         computed
@@ -136,16 +136,19 @@ impl Kept {
     /// Checks that all rows belong to the dense values.
     fn check_evaluated_rows(&self) {
         let pulled = std::mem::take(&mut self.own.lock().unwrap().rows);
-        let all = rows::all().ids.iter().copied().zip(pulled).collect();
-        let checked = rows::check(&all, &self.history.values(&self.name));
-        self.judge("evaluates rows", checked);
+        let (all, values) = (rows::all(), self.history.values(&self.name));
+        let checked = rows::all_of(&all, &pulled).and_then(|pulled| {
+            let rows = all.ids.iter().copied().zip(pulled.iter().copied());
+            rows::check(&rows.collect(), &values)
+        });
+        self.judge("evaluates", checked);
     }
 
     fn judge(&self, what: &str, checked: Result<(), String>) {
         if let Err(wrong) = checked {
             let name = &self.name;
             self.history
-                .violation(format!("{name} {what}, of which {wrong}"));
+                .violation(format!("{name} {what} wrong rows: {wrong}"));
         }
     }
 
@@ -194,6 +197,7 @@ impl Replica for Kept {
     }
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
+        self.pass_is_over().await;
         let takes_long = self.backups && self.chance(step.clock.0).is_multiple_of(8);
         let times = if takes_long { 12 } else { 1 };
         let over = Instant::now() + self.step * times;
@@ -205,7 +209,9 @@ impl Replica for Kept {
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
+        self.pass_is_over().await;
         if self.has_rows() && part == EvaluationPart::First {
+            self.own.lock().unwrap().rows.clear();
             return Ok(Evaluation::Wants(vec![Want::Rows(rows::all())]));
         }
         if self.has_rows() {
@@ -330,6 +336,7 @@ impl Mirror for Kept {
 
     /// If the job shares out the optimizer's state, each replica has a number more, so that it differs from a whole state.
     async fn state(&self) -> Result<MirrorState, ReplicaError> {
+        self.pass_is_over().await;
         let mut state = self.history.state(&self.name);
         state.made_in = self.own.lock().unwrap().made_in;
         state.values.extend(self.shares.then_some(0.0));
@@ -361,6 +368,8 @@ impl Mirror for Kept {
 
     async fn made(&self) -> Result<Option<StepsMade>, ReplicaError> {
         self.pass_is_over().await;
+        // A pull that was given up may have left some.
+        self.own.lock().unwrap().rows.clear();
         Ok(self.history.made(&self.name))
     }
 

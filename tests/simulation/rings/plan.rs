@@ -42,9 +42,6 @@ pub(crate) struct Plan {
     pub(crate) servers: bool,
 }
 
-/// The most samples of a step: those of four workers.
-pub(crate) const MOST_SAMPLES: f32 = 4.0 * BATCH as f32;
-
 /// The most samples of a step that may not count in a world with a backup worker: those of one worker.
 pub(crate) const MOST_LATE: usize = BATCH as usize;
 
@@ -87,10 +84,10 @@ impl Plan {
         plan
     }
 
-    /// Returns the most samples that may not count after so many steps.
-    pub(crate) fn may_lack(&self, steps: u64) -> usize {
+    /// Returns the most of so many samples that may not count after so many steps. A step counts the gradient of one of two workers at least.
+    pub(crate) fn may_lack(&self, samples: u64, steps: u64) -> usize {
         match self.backups {
-            true => MOST_LATE * steps as usize,
+            true => (MOST_LATE * steps as usize).min(samples as usize / 2 + MOST_LATE),
             false => 0,
         }
     }

@@ -1,6 +1,5 @@
-//! The rows of worlds with servers. Each sample of each epoch has a row, and each step one. A step moves the row of the step, and those of its
-//! samples, as it moves the counters of the dense variables: by one for the step, and by the same part of one for each sample. The dense
-//! variables say which rows must have moved, and none may have moved twice.
+//! The rows of worlds with servers. Each sample of each epoch has a row, and so has each step. A step subtracts one from its own row, and
+//! 1/n from the row of each of its n samples. The dense variables say which samples and steps count, and in which step a sample does.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -11,10 +10,9 @@ use shared_proto::table::hash::hash;
 use shared_proto::table::{Initializer, RowOptimizer, TableSpec};
 use worker::replica::Positions;
 
-use super::plan::MOST_SAMPLES;
 use super::values::{CLOSE, VISITS, Values, visits};
 
-/// The number of the table's buckets: more than servers, so that some have rows of two.
+/// The number of the table's buckets: more than shards, so that a shard has two.
 const BUCKETS: u32 = 3;
 
 /// The ids of all rows: those of samples are their numbers, those of steps follow.
@@ -61,24 +59,15 @@ pub(super) fn gradients(clock: u64, positions: Positions) -> RowGradients {
     }
 }
 
-/// Checks the rows that a batch has pulled for the step after `clock`: all steps before have moved theirs, and no others; the samples of
-/// the batch have not.
+/// Checks the rows that a batch has pulled for the step after `clock`: those of all earlier steps have moved once, those of other steps and of
+/// the batch's samples have not.
 ///
 /// # Errors
 /// Describes the first row that is wrong.
 pub(super) fn check_pulled(clock: u64, wanted: &WantedRows, values: &[f32]) -> Result<(), String> {
-    // A pull that was given up may have left more.
-    if values.len() < wanted.ids.len() {
-        let (found, expected) = (values.len(), wanted.ids.len());
-        return Err(format!("{found} of {expected} rows have come"));
-    }
-    for (id, value) in wanted.ids.iter().zip(values) {
-        let step = id.checked_sub(VISITS as u64);
-        let right = if step.is_some_and(|step| step < clock) {
-            -1.0
-        } else {
-            0.0
-        };
+    for (id, value) in wanted.ids.iter().zip(all_of(wanted, values)?) {
+        let is_before = step_of(*id).is_some_and(|step| step < clock);
+        let right = if is_before { -1.0 } else { 0.0 };
         if *value != right {
             return Err(format!("{} has {value}, and must have {right}", name(*id)));
         }
@@ -86,35 +75,43 @@ pub(super) fn check_pulled(clock: u64, wanted: &WantedRows, values: &[f32]) -> R
     Ok(())
 }
 
+/// Returns the values of rows that were pulled.
+///
+/// # Errors
+/// If there are more or fewer values than rows.
+pub(super) fn all_of<'a>(wanted: &WantedRows, values: &'a [f32]) -> Result<&'a [f32], String> {
+    let (found, expected) = (values.len(), wanted.ids.len());
+    match found == expected {
+        true => Ok(values),
+        false => Err(format!("{found} have come, and {expected} were wanted")),
+    }
+}
+
 /// Checks all rows against the dense values that belong to them. Rows that are absent have not moved.
 ///
 /// # Errors
 /// Describes the first row that is wrong.
 pub(super) fn check(rows: &BTreeMap<u64, f32>, values: &Values) -> Result<(), String> {
-    let counters = values.samples().chain(values.steps());
-    for (id, times) in (0..).zip(counters) {
+    let right: Vec<f32> = values.parts().into_iter().chain(values.steps()).collect();
+    if let Some(id) = rows.keys().find(|id| **id >= right.len() as u64) {
+        return Err(format!("row {id} is of no sample and no step"));
+    }
+    for (id, right) in (0..).zip(right) {
         let value = rows.get(&id).copied().unwrap_or(0.0);
-        let right = match times {
-            0.0 => value == 0.0,
-            _ if id < VISITS as u64 => is_part(-value),
-            _ => value == -1.0,
-        };
-        if !right {
-            let row = name(id);
-            return Err(format!("{row} has {value}, and counts {times} times"));
+        if (value + right).abs() > CLOSE {
+            return Err(format!("{} has {value}, and must have -{right}", name(id)));
         }
     }
     Ok(())
 }
 
-/// Returns whether a number is the part of one sample in a step.
-fn is_part(value: f32) -> bool {
-    let samples = (1.0 / value).round();
-    (1.0..=MOST_SAMPLES).contains(&samples) && (1.0 / value - samples).abs() < CLOSE
+/// Returns the step of a row; none if the row is of a sample.
+fn step_of(id: u64) -> Option<u64> {
+    id.checked_sub(VISITS as u64)
 }
 
 fn name(id: u64) -> String {
-    match id.checked_sub(VISITS as u64) {
+    match step_of(id) {
         Some(step) => format!("the row of step {step}"),
         None => format!("the row of sample {id}"),
     }

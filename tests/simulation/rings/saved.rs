@@ -59,9 +59,9 @@ impl Saved {
                             values.write(block.id.variable as usize, start, &weights, &slots);
                             values.updates = block.version.0;
                         }
-                        SavedValues::Rows(of) => rows.extend(rows_of(of)),
+                        SavedValues::Rows(of) => add(&mut rows, of).map_err(wrong)?,
                     },
-                    Some(Piece::Older(_, of)) => rows.extend(rows_of(&of)),
+                    Some(Piece::Older(_, of)) => add(&mut rows, &of).map_err(wrong)?,
                     None => {}
                 }
             }
@@ -96,7 +96,7 @@ impl Saved {
             return wrong(what);
         }
         let (counted, samples) = (VISITS - self.values.missing(), self.samples as usize);
-        let right = counted..=counted + plan.may_lack(self.clock);
+        let right = counted..=counted + plan.may_lack(self.samples, self.clock);
         if self.steps != self.clock || !right.contains(&samples) {
             return wrong(format!(
                 "{} steps and {} samples are done, the values have {} and {counted}",
@@ -125,8 +125,14 @@ fn numbers(bytes: &Bytes) -> Vec<f32> {
     numbers.map(|number| number.get()).collect()
 }
 
-fn rows_of(of: &SavedRows) -> impl Iterator<Item = (u64, f32)> {
-    ids_of_bytes(&of.ids).into_iter().zip(numbers(&of.numbers))
+/// Adds the rows of a file to those of others, which must be of other ids.
+fn add(rows: &mut BTreeMap<u64, f32>, of: &SavedRows) -> Result<(), String> {
+    for (id, value) in ids_of_bytes(&of.ids).into_iter().zip(numbers(&of.numbers)) {
+        if rows.insert(id, value).is_some() {
+            return Err(format!("row {id} is there twice"));
+        }
+    }
+    Ok(())
 }
 
 /// Returns which samples a ledger at rest has left: those given back, and those from its next position on.

@@ -2,6 +2,7 @@
 //! and each element of "filler" counts the updates. Beside each value is a slot with the number of the newest update that
 //! has changed it, in place of an optimizer's state.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
@@ -258,6 +259,19 @@ impl Values {
     /// Returns how often each sample counts, epoch by epoch.
     pub(crate) fn samples(&self) -> impl Iterator<Item = f32> + '_ {
         self.counters[self.shape.samples()].iter().copied()
+    }
+
+    /// Returns the part of one that each sample has in its step: the samples of a step have one slot. It is 0 for samples that do not count.
+    pub(crate) fn parts(&self) -> Vec<f32> {
+        let slots = &self.changed[self.shape.samples()];
+        let mut samples: BTreeMap<u32, f32> = BTreeMap::new();
+        for slot in slots {
+            *samples.entry(slot.to_bits()).or_default() += 1.0;
+        }
+        let pairs = self.samples().zip(slots);
+        pairs
+            .map(|(times, slot)| times / samples[&slot.to_bits()])
+            .collect()
     }
 
     /// Returns how often each step counts.

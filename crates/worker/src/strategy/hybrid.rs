@@ -140,17 +140,18 @@ impl Strategy for Hybrid {
         };
         let dense = self.dense.push(clock, gradients, samples, None, replica);
         let dense = async { dense.await?.acknowledged().await };
-        if planted!(DenseFirst) {
-            dense.await?;
-            return Ok(Pushing::done(Pushed {
-                receipts: Self::in_ring(ring_over, pushed).await?.receipts,
-            }));
-        }
-        let acknowledged = Self::in_ring(ring_over, pushed).await?;
-        dense.await?;
-        Ok(Pushing::done(Pushed {
-            receipts: acknowledged.receipts,
-        }))
+        let receipts = match planted!(DenseFirst) {
+            true => {
+                dense.await?;
+                Self::in_ring(ring_over, pushed).await?.receipts
+            }
+            false => {
+                let acknowledged = Self::in_ring(ring_over, pushed).await?;
+                dense.await?;
+                acknowledged.receipts
+            }
+        };
+        Ok(Pushing::done(Pushed { receipts }))
     }
 
     async fn regroup(&mut self, replica: &dyn Replica) -> Result<Clock, StrategyError> {

@@ -251,7 +251,7 @@ impl Cluster {
     fn form_without_values(&mut self, now: Instant) {
         let starting = self.durable.outcome.phase == JobPhase::Starting;
         if !planted!(OrderKept) {
-            // Its writer may live and have lost its values, as all members have.
+            // The writer of an ordered checkpoint may live, but it has lost the values that the order is for, as all members have.
             self.give_up_saving();
         }
         match self.durable.checkpoints.newest.clone() {

@@ -196,8 +196,8 @@ impl Ring {
         made.min().unwrap_or(self.clock)
     }
 
-    /// Returns the members that the others wait for: those that have not joined or entered; or those that have made the fewest steps
-    /// of the span, of the members that do not wait for another themselves. `waits` returns whether a member does.
+    /// Returns the members that the others wait for. While the ring forms: those that have not joined or entered. In a span: of the members
+    /// that wait for no other, those with the fewest steps. `waits` returns whether a member waits.
     fn slowest(&self, waits: impl Fn(&Task) -> bool) -> Vec<Task> {
         let busy = || self.members.iter().filter(|member| !waits(&member.task));
         let fewest = busy().map(|member| member.made).min();

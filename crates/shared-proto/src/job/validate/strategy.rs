@@ -94,19 +94,15 @@ impl Strategy {
         }
     }
 
-    /// Checks the number of backup workers. They are for strategies in which workers add up whole gradients of dense variables, once in each
-    /// step.
-    fn check_backup_workers(&self) -> Result<(), JobError> {
-        let Some(backups) = self.backup_workers else {
-            return Ok(());
-        };
+    /// Returns the settings that exclude backup workers: for each its name, its value if it is set, and advice to the user.
+    fn excluded_by_backups(&self) -> [(&'static str, Option<String>, &'static str); 5] {
         let strategy = match self.name {
             StrategyName::MultiWorkerMirrored | StrategyName::ModelParallel => None,
             name => Some(format!("{:?}", name.name())),
         };
         let synchronised = self.batch_norm == BatchNorm::Synchronised;
         let number = |value: u32| value.to_string();
-        let excluded = [
+        [
             (
                 "strategy.name",
                 strategy,
@@ -132,8 +128,16 @@ impl Strategy {
                 synchronised.then(|| "\"synchronised\"".to_owned()),
                 "leave one of them out: batch normalisation waits for all workers",
             ),
-        ];
-        for (other, value, advice) in excluded {
+        ]
+    }
+
+    /// Checks the number of backup workers. They are for strategies in which workers add up whole gradients of dense variables, once in each
+    /// step.
+    fn check_backup_workers(&self) -> Result<(), JobError> {
+        let Some(backups) = self.backup_workers else {
+            return Ok(());
+        };
+        for (other, value, advice) in self.excluded_by_backups() {
             if let Some(other_value) = value {
                 return Err(JobError::Unused {
                     field: "strategy.backup_workers",

@@ -28,7 +28,7 @@ use super::{Mirrored, mirror};
 use crate::replica::{Computed, Description, Positions, Replica, ReplicaError, Step, StepsMade};
 use crate::strategy::StrategyError;
 
-/// The most steps that a member misses during one pass. The others then wait for it.
+/// The most steps that a member misses during one pass. After that the others wait for it.
 const MOST_MISSED: usize = 8;
 
 /// The number of late gradients in a row after which a member computes none, so that it begins the next step together with the others.
@@ -37,7 +37,7 @@ const MOST_LATE_IN_A_ROW: u32 = 2;
 /// The backup workers of a job, and the steps in which this member was late.
 pub(super) struct Backup {
     /// The number of members that a step does not wait for.
-    workers: usize,
+    backups: usize,
     /// The mean gradients of steps that the replica has not made yet, each with the clock before it; none of a step that changes no values.
     missed: VecDeque<(Clock, Option<Vec<f32>>)>,
     /// The number of gradients in a row that were late.
@@ -45,13 +45,18 @@ pub(super) struct Backup {
 }
 
 impl Backup {
-    /// The state of a job with so many backup workers.
-    pub(super) fn of(workers: u32) -> Self {
+    /// The state of a job with so many backup workers; 0: each step waits for all.
+    pub(super) fn of(backups: u32) -> Self {
         Self {
-            workers: workers as usize,
+            backups: backups as usize,
             missed: VecDeque::new(),
             late_in_a_row: 0,
         }
+    }
+
+    /// Returns whether the job has backup workers.
+    pub(super) fn has_some(&self) -> bool {
+        self.backups > 0
     }
 
     /// Forgets a ring that is over.
@@ -99,15 +104,13 @@ impl Mirrored {
         is_last: bool,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        let Some(backup) = &self.backup else {
-            return Ok(replica.compute(positions, step).await?);
-        };
+        let backup = &self.backup;
         if backup.has_missed(step.clock) {
             return Ok(Computed::late());
         }
-        // The members with samples may all be late in the step before the last one, and the last one needs one of them.
+        // A member that was in time does not sit out, so each step has a gradient. In the last step it may have no samples.
         let sits_out = backup.late_in_a_row >= MOST_LATE_IN_A_ROW && !is_last;
-        let (begun, backups) = (Cell::new(false), backup.workers);
+        let (begun, backups) = (Cell::new(false), backup.backups);
         let worked_until = Cell::new(Instant::now());
         let pass = async {
             if sits_out {
@@ -126,16 +129,13 @@ impl Mirrored {
             false => Answer::Ready,
         };
         let compute = async |ring: &Ring| {
-            ring.compute_unless_late(backups, answer, pin!(pass), &begun, replica.description())
+            ring.pass_or_sums(backups, answer, pin!(pass), &begun, replica.description())
                 .await
         };
-        let computed = self.in_ring(compute).await?;
-        let Some(backup) = &mut self.backup else {
-            return Ok(Computed::late());
-        };
+        let outcome = self.in_ring(compute).await??;
         Ok(Computed {
             waited: worked_until.get().elapsed(),
-            ..backup.note(step.clock, computed?, begun.get())
+            ..self.backup.note(step.clock, outcome, begun.get())
         })
     }
 
@@ -146,10 +146,11 @@ impl Mirrored {
         made: StepsMade,
         replica: &dyn Replica,
     ) -> Result<bool, StrategyError> {
-        let missed = self.backup.as_mut().filter(|b| b.has_missed(clock));
-        let Some((_, mean)) = missed.and_then(|backup| backup.missed.pop_front()) else {
+        if !self.backup.has_missed(clock) {
             return Ok(false);
-        };
+        }
+        let missed = self.backup.missed.pop_front();
+        let mean = missed.and_then(|(_, mean)| mean);
         let mirror = mirror(replica)?;
         match mean {
             Some(mean) if !planted!(MissedNotMade) => drop(mirror.update(mean.into(), made).await?),
@@ -162,7 +163,7 @@ impl Mirrored {
 impl Ring {
     /// Waits for the pass of a step while the step is open. If the step is closed before, takes part in the sums of steps until the pass is
     /// over.
-    async fn compute_unless_late(
+    async fn pass_or_sums(
         &self,
         backups: usize,
         answer: Answer,

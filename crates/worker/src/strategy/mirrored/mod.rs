@@ -82,8 +82,7 @@ pub struct Mirrored {
     number: watch::Sender<Epoch>,
     /// True while the replica has averages in place of weights.
     swapped: bool,
-    /// None if each step waits for all members.
-    backup: Option<Backup>,
+    backup: Backup,
     /// The memory of the gradients.
     memory: Vec<Vec<f32>>,
     buckets: Arc<Buckets>,
@@ -172,7 +171,7 @@ impl Mirrored {
             checkpoints,
             number: watch::channel(Epoch(0)).0,
             swapped: false,
-            backup: job.strategy.backup_workers.map(Backup::of),
+            backup: Backup::of(job.strategy.backup_workers.unwrap_or(0)),
             memory: Vec::new(),
             buckets: Arc::new(buckets),
             summed: None,
@@ -189,7 +188,7 @@ impl Mirrored {
         self.shares.is_none()
             && self.batch_norm == BatchNorm::PerReplica
             && self.stage_groups.workers == 1
-            && self.backup.is_none()
+            && !self.backup.has_some()
             && mirror.fills_buckets()
     }
 
@@ -314,7 +313,7 @@ impl Strategy for Mirrored {
         batch: &mut Prepared,
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
-        if self.backup.is_none() {
+        if !self.backup.has_some() {
             // Waiting for data is no part of the computation. A member that may be late takes part in sums meanwhile.
             batch.wants().await;
         }
@@ -345,7 +344,7 @@ impl Strategy for Mirrored {
             BatchNorm::PerReplica if self.ring.as_ref().is_some_and(Ring::has_buckets) => {
                 self.compute_in_buckets(positions, step, replica).await
             }
-            BatchNorm::PerReplica if self.backup.is_some() => {
+            BatchNorm::PerReplica if self.backup.has_some() => {
                 let is_last = next.is_none();
                 self.compute_unless_late(positions, step, is_last, replica)
                     .await

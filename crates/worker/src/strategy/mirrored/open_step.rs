@@ -8,11 +8,11 @@ use shared_proto::planted;
 /// A message of a member to rank 0 about its gradient of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It is ready.
+    /// The gradient is ready.
     Ready,
     /// The member has no samples.
     NoSamples,
-    /// The step was closed before it was ready.
+    /// The step was closed before the gradient was ready.
     Late,
 }
 
@@ -84,7 +84,7 @@ mod tests {
         assert!(enough(&[ready, None, ready, ready], 1));
         assert!(!enough(&[ready, None, None, ready], 1));
         assert!(enough(&[ready, None, None, ready], 2));
-        // A late answer is none.
+        // A late member's answer does not count.
         assert!(!enough(&[ready, late, None, ready], 1));
         // In the last step of an epoch some have no samples; one gradient is needed all the same.
         assert!(!enough(&[None, without, without, without], 1));

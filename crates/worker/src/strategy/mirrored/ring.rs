@@ -214,9 +214,7 @@ impl Mirrored {
     /// Joins the next ring, and takes the values that it begins with. Returns the number of steps that they have.
     pub(super) async fn form(&mut self, mirror: &dyn Mirror) -> Result<Clock, StrategyError> {
         self.ring = None;
-        if let Some(backup) = &mut self.backup {
-            backup.forget();
-        }
+        self.backup.forget();
         self.counters.left();
         let mut said = String::new();
         loop {
@@ -308,9 +306,9 @@ impl Mirrored {
         let group = groups.of(rank as u32, ranks as u32).unwrap_or_default();
         let group = group.start as usize..group.end as usize;
         let signals = async {
-            match self.backup {
-                Some(_) => links.connect_star(0, source).await,
-                None => Ok(()),
+            match self.backup.has_some() {
+                true => links.connect_star(0, source).await,
+                false => Ok(()),
             }
         };
         let connected = async {
