@@ -145,6 +145,10 @@ pub(super) fn table(outcome: &Outcome) -> Table {
     ] {
         table.add_row([name, &value]);
     }
+    if summary.late_steps > 0 {
+        let late = format!("{} were left out", summary.late_steps);
+        table.add_row(["late gradients", &late]);
+    }
     if !summary.unsaved.is_empty() {
         table.add_row([
             "last checkpoint",
@@ -175,6 +179,21 @@ mod tests {
             "max_clock_lead": 4, "mean_gradient_staleness": staleness, "share_compute": 0.08,
         });
         serde_json::from_value(summary).unwrap()
+    }
+
+    #[test]
+    fn late_gradients_are_shown_if_there_are_some() {
+        let shown = |late_steps| {
+            let outcome = Outcome {
+                summary: Summary {
+                    late_steps,
+                    ..summary(0.0)
+                },
+                run_dir: "runs/a".into(),
+            };
+            table(&outcome).to_string().contains("7 were left out")
+        };
+        assert!(shown(7) && !shown(0));
     }
 
     #[test]
