@@ -6,7 +6,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tests::{Cluster, Daemon, eventually};
 
 use crate::program;
-use crate::ring_operations::{check_metrics_are_documented, metric, rank, waited_for};
+use crate::ring_operations::{
+    check_metrics_are_documented, is_named_alone, metric, rank, waited_for,
+};
 use crate::rings::{MIRRORED, a_class_for_each, digests, is_once};
 use crate::weights::weights;
 
@@ -120,11 +122,7 @@ fn the_status_names_a_stopped_worker_that_steps_wait_for() {
     for worker in &cluster.workers {
         let process = Pid::from_raw(worker.process() as i32).unwrap();
         kill_process(process, Signal::STOP).unwrap();
-        // Another worker that waits for it reports that up to two seconds later than others.
-        eventually(|| match waited_for(&cluster.status())[..] {
-            [(found, _, seconds)] => found == rank(worker) && seconds > 2.0,
-            _ => false,
-        });
+        is_named_alone(&cluster, worker, 2.0);
         kill_process(process, Signal::CONT).unwrap();
         eventually(|| waited_for(&cluster.status()).is_empty());
     }

@@ -7,7 +7,7 @@ use tests::{Cluster, eventually};
 
 use crate::devices::refused;
 use crate::program;
-use crate::ring_operations::{check_metrics_are_documented, metric, rank, waited_for};
+use crate::ring_operations::{check_metrics_are_documented, is_named_alone, metric, waited_for};
 use crate::weights::{difference, largest, weights};
 
 const MODEL: &str = "[model]\nname = \"mlp\"\nhidden = [32, 24, 16]\n";
@@ -166,11 +166,7 @@ fn the_status_names_a_worker_that_holds_up_its_stage_group() {
     for stopped in &cluster.workers {
         let process = Pid::from_raw(stopped.process() as i32).unwrap();
         kill_process(process, Signal::STOP).unwrap();
-        // Another worker that waits for it reports that up to two seconds later than others.
-        eventually(|| match waited_for(&cluster.status())[..] {
-            [(found, _, seconds)] => found == rank(stopped) && seconds > 1.5,
-            _ => false,
-        });
+        is_named_alone(&cluster, stopped, 1.5);
         kill_process(process, Signal::CONT).unwrap();
         eventually(|| waited_for(&cluster.status()).is_empty());
     }

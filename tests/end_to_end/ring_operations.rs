@@ -91,6 +91,15 @@ pub(crate) fn waited_for(status: &Value) -> Vec<(u64, String, f64)> {
     waited.collect()
 }
 
+/// Waits until the status names this worker alone as the one that others wait for, for longer than this. Another worker that waits for it
+/// reports that up to two seconds later than others.
+pub(crate) fn is_named_alone(cluster: &Cluster, worker: &Daemon, longer_than: f64) {
+    eventually(|| match waited_for(&cluster.status())[..] {
+        [(found, _, seconds)] => found == rank(worker) && seconds > longer_than,
+        _ => false,
+    });
+}
+
 /// Returns a worker's rank in its newest ring, according to its log.
 pub(crate) fn rank(worker: &Daemon) -> u64 {
     let log = worker.log();
