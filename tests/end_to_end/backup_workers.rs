@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use rustix::process::{Pid, Signal, kill_process};
 use tests::{Cluster, Daemon, eventually};
 
 use crate::program;
 use crate::ring_operations::{
-    check_metrics_are_documented, is_named_alone, metric, rank, waited_for,
+    check_metrics_are_documented, is_named_while_it_is_stopped, metric, rank,
 };
 use crate::rings::{MIRRORED, a_class_for_each, digests, is_once};
 use crate::weights::weights;
@@ -120,11 +119,7 @@ fn the_status_names_a_stopped_worker_that_steps_wait_for() {
     let cluster = three_workers(&job, [slow; 3]);
     eventually(|| steps(&cluster) > 5);
     for worker in &cluster.workers {
-        let process = Pid::from_raw(worker.process() as i32).unwrap();
-        kill_process(process, Signal::STOP).unwrap();
-        is_named_alone(&cluster, worker, 2.0);
-        kill_process(process, Signal::CONT).unwrap();
-        eventually(|| waited_for(&cluster.status()).is_empty());
+        is_named_while_it_is_stopped(&cluster, worker);
     }
 }
 

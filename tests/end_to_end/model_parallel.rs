@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use rustix::process::{Pid, Signal, kill_process};
 use tests::{Cluster, eventually};
 
 use crate::devices::refused;
 use crate::program;
-use crate::ring_operations::{check_metrics_are_documented, is_named_alone, metric, waited_for};
+use crate::ring_operations::{check_metrics_are_documented, is_named_while_it_is_stopped, metric};
 use crate::weights::{difference, largest, weights};
 
 const MODEL: &str = "[model]\nname = \"mlp\"\nhidden = [32, 24, 16]\n";
@@ -164,11 +163,7 @@ fn stage_group() -> Cluster {
 fn the_status_names_a_worker_that_holds_up_its_stage_group() {
     let cluster = stage_group();
     for stopped in &cluster.workers {
-        let process = Pid::from_raw(stopped.process() as i32).unwrap();
-        kill_process(process, Signal::STOP).unwrap();
-        is_named_alone(&cluster, stopped, 1.5);
-        kill_process(process, Signal::CONT).unwrap();
-        eventually(|| waited_for(&cluster.status()).is_empty());
+        is_named_while_it_is_stopped(&cluster, stopped);
     }
     // Each sample of the group counts once.
     let samples: f64 = cluster

@@ -91,13 +91,22 @@ pub(crate) fn waited_for(status: &Value) -> Vec<(u64, String, f64)> {
     waited.collect()
 }
 
-/// Waits until the status names this worker alone as the one that others wait for, for longer than this. Another worker that waits for it
-/// reports that up to two seconds later than others.
-pub(crate) fn is_named_alone(cluster: &Cluster, worker: &Daemon, longer_than: f64) {
-    eventually(|| match waited_for(&cluster.status())[..] {
-        [(found, _, seconds)] => found == rank(worker) && seconds > longer_than,
-        _ => false,
+/// Stops a worker, waits until the status says that others wait for one, and checks that it names the stopped one alone. Then continues
+/// it, and waits until steps are made.
+pub(crate) fn is_named_while_it_is_stopped(cluster: &Cluster, worker: &Daemon) {
+    let process = Pid::from_raw(worker.process() as i32).unwrap();
+    kill_process(process, Signal::STOP).unwrap();
+    let mut found = Vec::new();
+    eventually(|| {
+        found = waited_for(&cluster.status());
+        found.iter().any(|(.., seconds)| *seconds > 1.5)
     });
+    kill_process(process, Signal::CONT).unwrap();
+    let ranks: Vec<u64> = found.iter().map(|(rank, ..)| *rank).collect();
+    assert_eq!(ranks, [rank(worker)], "{found:?}");
+    let steps = || cluster.status()["steps"].as_u64().unwrap();
+    let before = steps();
+    eventually(|| steps() > before + 5);
 }
 
 /// Returns a worker's rank in its newest ring, according to its log.

@@ -147,7 +147,7 @@ pub(crate) fn table(status: &wire::Status) -> String {
     }
     let _ = writeln!(text, "{}", tasks_table(status).trim_fmt());
     if let Some(ring) = &status.ring {
-        ring::write(&mut text, ring);
+        ring::write(&mut text, ring, &status.tasks);
     }
     if !status.shards.is_empty() {
         let _ = writeln!(text, "{}", shards_table(status).trim_fmt());

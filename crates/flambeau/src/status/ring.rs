@@ -8,7 +8,7 @@ use shared_proto::wire;
 use super::{harmless, task_of};
 
 /// Writes a line about the ring, the table of its members, and a line about each one that others wait for.
-pub(super) fn write(text: &mut String, ring: &wire::RingStatus) {
+pub(super) fn write(text: &mut String, ring: &wire::RingStatus, tasks: &[wire::TaskStatus]) {
     let _ = writeln!(text, "{}", line(ring));
     if ring.members.is_empty() {
         return;
@@ -16,7 +16,11 @@ pub(super) fn write(text: &mut String, ring: &wire::RingStatus) {
     let _ = writeln!(text, "{}", table(ring).trim_fmt());
     for member in &ring.members {
         if let (Some(task), Some(seconds)) = (task_of(member.task.as_ref()), member.waited_for) {
+            let mut tasks = tasks.iter();
+            let shown = |of: &wire::TaskStatus| of.task.as_ref().and_then(|of| of.task);
+            let of_member = tasks.find(|of| shown(of) == member.task);
             let missing = match ring.stage() {
+                _ if of_member.is_some_and(|of| of.activity == "evaluating") => "it evaluates",
                 wire::RingStage::Settled => "it has not sent its part of a step",
                 wire::RingStage::Formed => "it has not taken the ring's values yet",
                 _ => "it has not joined the ring yet",
@@ -153,7 +157,7 @@ mod tests {
     fn a_ring_that_is_being_formed_says_who_is_missing() {
         let members = vec![member(0, true, None), member(1, false, Some(3.0))];
         let mut text = String::new();
-        write(&mut text, &ring(wire::RingStage::Forming, members));
+        write(&mut text, &ring(wire::RingStage::Forming, members), &[]);
         assert!(
             text.starts_with("ring 4 is being formed for 12 s: 1 of 3 workers have joined"),
             "{text}"
@@ -167,12 +171,30 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_evaluates_is_named() {
+        let members = vec![member(0, true, None), member(1, true, Some(3.0))];
+        let evaluator = wire::TaskStatus {
+            task: Some(wire::ClusterTask {
+                task: members[1].task,
+                ..wire::ClusterTask::default()
+            }),
+            activity: "evaluating".to_owned(),
+            ..wire::TaskStatus::default()
+        };
+        let mut text = String::new();
+        let ring = ring(wire::RingStage::Settled, members);
+        write(&mut text, &ring, &[evaluator]);
+        let said = "the others have waited for worker-1 for 3.0 s: it evaluates";
+        assert!(text.contains(said), "{text}");
+    }
+
+    #[test]
     fn the_place_in_a_stage_group_is_shown() {
         let mut members: Vec<_> = (0..3).map(|index| member(index, true, None)).collect();
         (members[0].place, members[1].place) = (Some(0), Some(1));
         members[2].spare = true;
         let mut text = String::new();
-        write(&mut text, &ring(wire::RingStage::Settled, members));
+        write(&mut text, &ring(wire::RingStage::Settled, members), &[]);
         let rows: Vec<Vec<&str>> = text
             .lines()
             .map(|line| line.split_whitespace().collect())

@@ -1,5 +1,7 @@
 //! The copies of values from which a member of the ring writes its part of a checkpoint.
 
+use std::time::Instant;
+
 use shared_proto::ids::Task;
 
 use crate::cluster::Cluster;
@@ -39,11 +41,11 @@ impl Cluster {
         })
     }
 
-    /// Returns whether the next steps must wait for a copy of the values.
-    pub(in crate::cluster) fn awaits_copy(&self) -> bool {
-        let at_work = self.saving.at_work.as_ref();
-        let writer = at_work.and_then(|at_work| at_work.writer);
-        writer.is_some_and(|writer| !writer.has_copy)
+    /// Returns the worker that the next steps wait for, because it copies its values, and since when.
+    pub(in crate::cluster) fn copier(&self) -> Option<(Task, Instant)> {
+        let at_work = self.saving.at_work.as_ref()?;
+        let writer = at_work.writer.filter(|writer| !writer.has_copy)?;
+        Some((writer.task, at_work.begun))
     }
 
     /// Gives up the checkpoint that a worker writes, because the worker is gone.

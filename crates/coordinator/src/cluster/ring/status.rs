@@ -2,11 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use shared_proto::ids::Task;
 use shared_proto::wire;
 
 use super::RingMember;
 use super::observed::Rings;
 use crate::cluster::Cluster;
+
+/// The time after which a member is waited for that holds up the others at the end of their steps: as long as workers wait before they
+/// report it.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// The figures of the ring for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +44,8 @@ impl Cluster {
         }
         let ring = &self.durable.ring;
         let rings = &self.observed.rings;
-        let waited = self.waited_for(now);
-        let slow = match waited {
-            Some(_) => self.slowest_of_ring(),
-            None => Vec::new(),
-        };
+        let (slow, waited) = self.waited_for(now).unzip();
+        let slow: Vec<Task> = slow.unwrap_or_default();
         let groups = self.job.strategy.stage_groups();
         let has_groups = groups.workers > 1 && ring.formed;
         let ranks = ring.members.len() as u32;
@@ -81,14 +83,31 @@ impl Cluster {
         })
     }
 
-    /// Returns the time for which members wait for the slowest ones; none if no member waits.
-    fn waited_for(&self, now: Instant) -> Option<Duration> {
+    /// Returns the members that the others wait for, and for how long; none if no member waits.
+    fn waited_for(&self, now: Instant) -> Option<(Vec<Task>, Duration)> {
         let ring = &self.durable.ring;
         if !ring.is_settled() {
-            return self.observed.rings.age(now);
+            return Some((self.slowest_of_ring(), self.observed.rings.age(now)?));
         }
-        let members = ring.members.iter();
-        let waits = members.filter_map(|member| self.member(member.task.id)?.progress.waits_since);
-        Some(now.duration_since(waits.min()?))
+        let is_long = |since: &Instant| now.duration_since(*since) >= QUIET;
+        let Some(span) = &ring.span else {
+            let (task, since) = self.evaluator().or_else(|| self.copier())?;
+            let others_wait = ring.members.len() > 1 && is_long(&since);
+            return others_wait.then(|| (vec![task], now.duration_since(since)));
+        };
+        let waits = ring.members.iter().filter_map(|member| {
+            let progress = &self.member(member.task.id)?.progress;
+            // A member that has made all steps gets no others before the rest has.
+            let has_made_all = member.made >= span.end();
+            let ended = has_made_all.then_some(progress.moved).filter(is_long);
+            progress.waits_since.or(ended)
+        });
+        Some((self.slowest_of_ring(), now.duration_since(waits.min()?)))
+    }
+
+    /// Returns the worker that evaluates, and since when.
+    fn evaluator(&self) -> Option<(Task, Instant)> {
+        let task = self.durable.evaluations.holder()?;
+        Some((task, self.member(task.id)?.progress.moved))
     }
 }

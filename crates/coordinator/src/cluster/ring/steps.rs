@@ -69,7 +69,7 @@ impl Cluster {
         let ring = &self.durable.ring;
         let busy = ring.span.is_some()
             || !self.draining.is_empty()
-            || self.awaits_copy() && !planted!(CopyNotAwaited)
+            || self.copier().is_some() && !planted!(CopyNotAwaited)
             || self.durable.evaluations.pending()
             || self.durable.training.stopping
             || self.durable.checkpoints.ending();

@@ -86,6 +86,17 @@ impl Backup {
     }
 }
 
+/// What a member does while a step is open.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// It computes a gradient of this step, and then gives this answer.
+    Computes(Answer),
+    /// It goes on with the pass of an earlier step.
+    IsLate,
+    /// It computes nothing, and waits until the step is closed.
+    SitsOut,
+}
+
 /// The result of a step that does not wait for the slowest members.
 enum Outcome {
     /// The member's gradient counts.
@@ -124,12 +135,13 @@ impl Mirrored {
             worked_until.set(Instant::now());
             computed
         };
-        let answer = match positions.is_empty() {
-            true => Answer::NoSamples,
-            false => Answer::Ready,
+        let part = match (sits_out, positions.is_empty()) {
+            (true, _) => Part::SitsOut,
+            (false, true) => Part::Computes(Answer::NoSamples),
+            (false, false) => Part::Computes(Answer::Ready),
         };
         let compute = async |ring: &Ring| {
-            ring.pass_or_sums(backups, answer, pin!(pass), &begun, replica.description())
+            ring.pass_or_sums(backups, part, pin!(pass), &begun, replica.description())
                 .await
         };
         let outcome = self.in_ring(compute).await??;
@@ -166,12 +178,12 @@ impl Ring {
     async fn pass_or_sums(
         &self,
         backups: usize,
-        answer: Answer,
+        part: Part,
         mut pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
         begun: &Cell<bool>,
         model: &Description,
     ) -> Result<Result<Outcome, ReplicaError>, Lost> {
-        let own = self.while_open(backups, Some(answer), pass.as_mut());
+        let own = self.while_open(backups, part, pass.as_mut());
         if let Some(computed) = own.await? {
             return Ok(computed.map(Outcome::InTime));
         }
@@ -183,7 +195,8 @@ impl Ring {
             } else if means.len() == MOST_MISSED {
                 Some(pass.as_mut().await)
             } else {
-                self.while_open(backups, None, pass.as_mut()).await?
+                self.while_open(backups, Part::IsLate, pass.as_mut())
+                    .await?
             };
             match over {
                 Some(Ok(_)) => break,
@@ -206,19 +219,22 @@ impl Ring {
         Ok((total == Total::Mean).then_some(vector))
     }
 
-    /// Waits for a pass while the present step is open. Returns none if the step is closed before the pass is over. `answer` is for a
-    /// pass of the present step: this member gives it once the pass is over, and waits until the step is closed. A pass of an earlier step
-    /// has no answer, and this returns as soon as the pass is over.
+    /// Waits for a pass while the present step is open. Returns none if the step is closed before the pass is over. Once a pass of the
+    /// present step is over, this member gives its answer, and waits until the step is closed. Once a pass of an earlier step is over, this
+    /// returns at once.
     async fn while_open(
         &self,
         backups: usize,
-        answer: Option<Answer>,
+        part: Part,
         pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
     ) -> Result<Option<Result<Computed, ReplicaError>>, Lost> {
-        self.agreed.computing.set(true);
+        match part {
+            Part::SitsOut => self.waits_for_others(),
+            Part::Computes(_) | Part::IsLate => self.agreed.computing.set(true),
+        }
         let over = match self.rank() {
-            0 => self.close_with_enough(backups, answer, pass).await,
-            _ => self.until_closed(answer, pass).await,
+            0 => self.close_with_enough(backups, part, pass).await,
+            _ => self.until_closed(part, pass).await,
         };
         self.agreed.computing.set(false);
         self.agreed.open.waits.set(false);
@@ -228,7 +244,7 @@ impl Ring {
     /// Waits for a pass while the present step is open, as a rank that does not close it.
     async fn until_closed(
         &self,
-        answer: Option<Answer>,
+        part: Part,
         pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
     ) -> Result<Option<Result<Computed, ReplicaError>>, Lost> {
         let mut closed = pin!(self.signal_of(0, |signal| (signal == CLOSE).then_some(())));
@@ -238,12 +254,12 @@ impl Ring {
             closed = &mut closed => closed.map(|()| None)?,
             over = pass => Some(over),
         };
-        match (over, answer) {
+        match (over, part) {
             (None, _) => {
                 self.answer(Answer::Late).await?;
                 Ok(None)
             }
-            (Some(Ok(computed)), Some(answer)) => {
+            (Some(Ok(computed)), Part::Computes(answer)) => {
                 self.answer(answer).await?;
                 self.waits_for_others();
                 closed.await?;
@@ -258,7 +274,7 @@ impl Ring {
     async fn close_with_enough(
         &self,
         backups: usize,
-        answer: Option<Answer>,
+        part: Part,
         mut pass: Pin<&mut impl Future<Output = Result<Computed, ReplicaError>>>,
     ) -> Result<Option<Result<Computed, ReplicaError>>, Lost> {
         let open = &self.agreed.open;
@@ -275,8 +291,8 @@ impl Ring {
                 biased;
                 // First, so that no pass of a step begins that can be closed.
                 Some(noted) = answers.next() => noted?,
-                over = pass.as_mut(), if own.is_none() => match (over, answer) {
-                    (Ok(computed), Some(answer)) => {
+                over = pass.as_mut(), if own.is_none() => match (over, part) {
+                    (Ok(computed), Part::Computes(answer)) => {
                         open.note(0, answer);
                         own = Some(computed);
                         self.waits_for_others();

@@ -55,8 +55,11 @@ use crate::replica::{
     ReplicaError, Step, StepsMade,
 };
 
-/// The time after which a worker that waits for another reports it.
+/// The time after which a worker that waits for another reports it: so many looks in a row have found it waiting.
 const QUIET: Duration = Duration::from_secs(1);
+const LOOKS: u32 = 4;
+/// The time between two looks.
+const LOOK: Duration = QUIET.checked_div(LOOKS).expect("not zero");
 
 /// A member of a ring of workers.
 pub struct Mirrored {

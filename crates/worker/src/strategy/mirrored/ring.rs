@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::agreed::Agreed;
 use super::gradient::{self, COUNTS, Total};
-use super::{Mirrored, QUIET};
+use super::{LOOK, Mirrored};
 use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
 
@@ -148,7 +148,7 @@ impl Ring {
         }
         let mut ranks = self.agreed.open.awaited_by(self.rank());
         ranks.extend(match &*self.agreed.in_stages.borrow() {
-            Some(waits) => waits.longer_than(QUIET, self.rank()),
+            Some(waits) => waits.longer_than(LOOK, self.rank()),
             None => self.group.waiting_on(),
         });
         let members = ranks.iter().filter_map(|rank| self.members.get(*rank));

@@ -1,9 +1,9 @@
 //! Work with the other members of a ring: sums in the middle of the passes of a step, and reports of long waits.
 
-use shared_proto::ids::Task;
+use std::time::Instant;
 
 use super::ring::{Lost, Ring};
-use super::{Mirrored, QUIET};
+use super::{LOOK, LOOKS, Mirrored, QUIET};
 use crate::replica::{Computed, Mirror, Positions, Rounds, Step, rounds};
 use crate::strategy::StrategyError;
 
@@ -18,14 +18,20 @@ impl Mirrored {
             return Err(StrategyError::Abandoned(why.to_owned()));
         };
         let tell = async {
+            let mut found = 0;
             loop {
-                let computed = ring.agreed.computing.get();
-                tokio::time::sleep(QUIET).await;
-                // While the replica computes, the step does not wait for other members.
-                let on: Vec<Task> = match computed {
-                    true => Vec::new(),
-                    false => ring.waiting_on(),
+                let before = Instant::now();
+                tokio::time::sleep(LOOK).await;
+                let mut on = ring.waiting_on();
+                // What it waits for may have arrived while this process itself was stopped.
+                let was_stopped = before.elapsed() > QUIET;
+                found = match on.is_empty() || was_stopped {
+                    true => 0,
+                    false => found + 1,
                 };
+                if found < LOOKS {
+                    on.clear();
+                }
                 self.waiting_on.send_if_modified(|known| {
                     let changed = *known != on;
                     *known = on;

@@ -87,6 +87,46 @@ fn a_late_worker_that_waits_is_not_waited_for() {
 }
 
 #[test]
+fn the_others_wait_for_the_worker_that_evaluates() {
+    let mut rings = Rings::new(2);
+    while rings.scene.cluster.done().1 < SAMPLES {
+        rings.step(&rings.all(), true);
+    }
+    assert!(matches!(rings.work(1), Work::Evaluate { .. }));
+    assert!(matches!(rings.work(0), Work::Idle(_)));
+    assert_eq!(rings.waited_for(), [None, None]);
+    rings.scene.now += Duration::from_secs(4);
+    assert_eq!(rings.waited_for(), [None, Some(4.0)]);
+    rings.scene.report(rings.workers[1].task, 0).unwrap();
+    rings.step(&rings.all(), true);
+    assert_eq!(rings.waited_for(), [None, None]);
+}
+
+#[test]
+fn the_others_wait_for_a_worker_that_has_not_reported_its_last_step() {
+    let mut rings = Rings::new(3);
+    while !matches!(rings.work(0), Work::Idle(_)) {
+        rings.step(&[0, 2], true);
+        rings.step(&[1], false);
+    }
+    assert_eq!(rings.waited_for(), [None, None, None]);
+    rings.scene.now += Duration::from_secs(3);
+    assert_eq!(rings.waited_for(), [None, Some(3.0), None]);
+}
+
+#[test]
+fn the_others_wait_for_the_worker_that_copies_its_values() {
+    let mut rings = Rings::with_checkpoints(2);
+    while rings.scene.cluster.refresh_view().checkpoint.is_none() {
+        rings.step(&rings.all(), true);
+    }
+    rings.scene.now += Duration::from_secs(2);
+    assert_eq!(rings.waited_for(), [Some(2.0), None]);
+    rings.work(0);
+    assert_eq!(rings.waited_for(), [None, None]);
+}
+
+#[test]
 fn a_ring_that_is_being_formed_waits_for_those_that_have_not_joined() {
     let mut rings = Rings::new(2);
     rings.step(&rings.all(), true);
