@@ -1,6 +1,6 @@
 //! Workers with several devices.
 
-use tests::Cluster;
+use tests::{Cluster, Daemon, eventually};
 
 use crate::program;
 use crate::weights::{difference, largest, weights};
@@ -85,5 +85,30 @@ fn what_takes_one_device_is_refused_with_two() {
     ] {
         let said = refused(&[&["--devices", "cpu,cpu"], settings].concat());
         assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// Returns the number of threads of a worker that compute.
+fn computing_threads(worker: &Daemon) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", worker.process())).unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("replica-")).count()
+}
+
+#[test]
+fn the_replicas_of_a_worker_share_its_threads() {
+    let job = "epochs = 1000\n[strategy]\nname = \"mirrored\"\n";
+    for (devices, threads, computing) in [("cpu", "3", 3), ("cpu,cpu", "4", 4), ("cpu,cpu", "1", 2)]
+    {
+        let mut cluster = Cluster::start(program(), job, 0);
+        cluster.add_worker(&[("FLAMBEAU_DEVICE", devices), ("FLAMBEAU_THREADS", threads)]);
+        eventually(|| cluster.status()["steps"].as_u64().unwrap() > 0);
+        assert_eq!(
+            computing_threads(&cluster.workers[0]),
+            computing,
+            "{devices}"
+        );
+        cluster.coordinator.terminate();
     }
 }

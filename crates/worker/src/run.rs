@@ -1,5 +1,6 @@
 //! The worker process: its settings, its device and how it ends.
 
+use std::num::NonZeroUsize;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -57,6 +58,9 @@ pub struct Settings {
     /// address of the interface that leads to the coordinator.
     #[arg(long, env = "FLAMBEAU_WORKER_ADVERTISE", value_name = "ADDRESS")]
     pub advertise: Option<String>,
+    /// The number of threads with which it computes on CPUs [default: `RAYON_NUM_THREADS`, otherwise the number of cores].
+    #[arg(long, env = "FLAMBEAU_THREADS", value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
     /// The folder (tmpfs) for memory that it shares with other workers on this host, in place of connections. `none` turns this
     /// off.
     #[arg(
@@ -234,8 +238,10 @@ impl Replicas for Builder {
             return Ok(Arc::clone(replica));
         }
         self.built = None;
-        let replica = DeviceReplicas::start(&job, &self.registry, &self.devices).await;
-        let replica = replica.map_err(WorkerError::Build)?;
+        let threads = self.settings.threads.map(NonZeroUsize::get);
+        let replica =
+            DeviceReplicas::start_on_threads(&job, &self.registry, &self.devices, threads);
+        let replica = replica.await.map_err(WorkerError::Build)?;
         let replica = Arc::new(replica);
         self.built = Some((job, Arc::clone(&replica)));
         Ok(replica)

@@ -303,7 +303,11 @@ impl LocalCluster {
             file.set_len(0).map_err(CommandError::file(&log))?;
         }
         if let Roles::Threads(registry) = &self.roles {
-            let thread = RoleThread::start(task.to_string(), &start.arguments, registry, &log);
+            let mut arguments = start.arguments.clone();
+            if let Some(threads) = start.threads {
+                arguments.extend(["--threads".into(), threads.to_string().into()]);
+            }
+            let thread = RoleThread::start(task.to_string(), &arguments, registry, &log);
             return Ok((Running::Thread(thread.map_err(failed)?), log));
         }
         let mut command = own()?;

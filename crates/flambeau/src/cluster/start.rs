@@ -50,8 +50,12 @@ pub(super) fn own() -> Result<Command, CommandError> {
     Ok(command)
 }
 
-/// Returns the number of threads with which each worker computes, so that they share the cores.
+/// Returns the number of threads with which each worker computes: what `RAYON_NUM_THREADS` says, otherwise as many as each gets if they
+/// share the cores.
 pub(crate) fn threads_each(workers: u32) -> usize {
+    let set = std::env::var("RAYON_NUM_THREADS").ok();
+    let set = set.and_then(|threads| threads.trim().parse().ok());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / workers.max(1) as usize).max(1)
+    set.filter(|threads| *threads > 0)
+        .unwrap_or((cores / workers.max(1) as usize).max(1))
 }

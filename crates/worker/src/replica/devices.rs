@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use candle_core::Device;
+use candle_core::utils::get_num_threads;
 use futures_util::future::{join_all, try_join_all};
 use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
@@ -49,6 +50,20 @@ impl DeviceReplicas {
         registry: &Registry,
         devices: &[Device],
     ) -> Result<Self, ReplicaError> {
+        Self::start_on_threads(job, registry, devices, None).await
+    }
+
+    /// Starts replicas as [`Self::start`] does, which compute on so many threads together if their devices are CPUs. None: as many as
+    /// candle uses.
+    ///
+    /// # Errors
+    /// See [`Self::start`].
+    pub(crate) async fn start_on_threads(
+        job: &Arc<Job>,
+        registry: &Registry,
+        devices: &[Device],
+        threads: Option<usize>,
+    ) -> Result<Self, ReplicaError> {
         let count = devices.len();
         let strategy = job.strategy.name;
         if count > 1 && strategy == StrategyName::OneDevice {
@@ -76,8 +91,11 @@ impl DeviceReplicas {
             false => devices,
         };
         let mut replicas = Vec::new();
+        let threads = threads.unwrap_or_else(get_num_threads) / count.max(1);
         for device in devices {
-            let replica = ModelReplica::start(of_part.clone(), registry.clone(), device.clone());
+            let device = vec![device.clone()];
+            let replica =
+                ModelReplica::start_on(of_part.clone(), registry.clone(), device, threads);
             replicas.push(replica.await?);
             if count > 1
                 && let Some(replica) = replicas.last()
@@ -110,7 +128,8 @@ impl DeviceReplicas {
         devices: &[Device],
     ) -> Result<Self, ReplicaError> {
         let of_stages = gpus::with_one_queue_each(devices)?;
-        let replica = ModelReplica::start_on(job.clone(), registry.clone(), of_stages);
+        let replica =
+            ModelReplica::start_on(job.clone(), registry.clone(), of_stages, get_num_threads());
         let replicas = vec![replica.await?];
         tell(devices);
         Ok(Self {

@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use candle_core::Device;
+use candle_core::utils::get_num_threads;
 use parking_lot::Mutex;
 use shared_proto::job::{Clip, Job, NonFinite, StrategyName};
 use shared_proto::payload::Elements;
@@ -85,6 +86,24 @@ pub struct ModelReplica {
     stage_devices: usize,
 }
 
+/// Does the work on a thread of a pool of its own, of so many threads. So the work computes on the thread on which it runs, and hands
+/// loops over only in part; from outside of a pool it would hand over each one as a whole, and wait. None: it uses the process's pool.
+fn in_pool(threads: Option<usize>, work: impl FnOnce() + Send) {
+    let pool = threads.map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1));
+        pool.thread_name(|number| format!("replica-{number}"))
+            .build()
+    });
+    match pool {
+        Some(Ok(pool)) => pool.install(work),
+        Some(Err(error)) => {
+            tracing::warn!("no threads of its own for a replica: {error}");
+            work();
+        }
+        None => work(),
+    }
+}
+
 impl ModelReplica {
     /// Reads the data and builds the model, on the thread where they stay.
     ///
@@ -95,10 +114,11 @@ impl ModelReplica {
         registry: Registry,
         device: Device,
     ) -> Result<Self, ReplicaError> {
-        Self::start_on(job, registry, vec![device]).await
+        Self::start_on(job, registry, vec![device], get_num_threads()).await
     }
 
     /// Reads the data and builds the model, in stages on these devices if the strategy is `model-parallel`; otherwise on the first one.
+    /// `threads` is the number of threads that compute if it is a CPU.
     ///
     /// # Errors
     /// If either fails.
@@ -106,6 +126,7 @@ impl ModelReplica {
         job: Arc<Job>,
         registry: Registry,
         devices: Vec<Device>,
+        threads: usize,
     ) -> Result<Self, ReplicaError> {
         let (commands, queue) = mpsc::channel(COMMANDS);
         let (tell, told) = oneshot::channel();
@@ -116,17 +137,19 @@ impl ModelReplica {
         let fills_buckets = !clips && accumulate == 1 && is_whole;
         let stage_devices = if is_whole { 0 } else { devices.len() };
         let on_gpu = devices.first().is_some_and(|device| !device.is_cpu());
+        let threads = (is_whole && !on_gpu).then_some(threads);
+        let serve = move || match Thread::new(job, registry, &devices) {
+            Ok((mut thread, requests)) => {
+                let _ = tell.send(Ok((thread.description.clone(), requests)));
+                nn::autocast(precision, || thread.serve(queue));
+            }
+            Err(error) => {
+                let _ = tell.send(Err(error));
+            }
+        };
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
-            .spawn(move || match Thread::new(job, registry, &devices) {
-                Ok((mut thread, requests)) => {
-                    let _ = tell.send(Ok((thread.description.clone(), requests)));
-                    nn::autocast(precision, || thread.serve(queue));
-                }
-                Err(error) => {
-                    let _ = tell.send(Err(error));
-                }
-            })
+            .spawn(move || in_pool(threads, serve))
             .map_err(ReplicaError::Thread)?;
         let thread = Mutex::new(Some(thread));
         match told.await {
