@@ -102,7 +102,7 @@ fn the_replicas_of_a_worker_share_its_threads() {
     for (devices, threads, computing) in [("cpu", "3", 3), ("cpu,cpu", "4", 4), ("cpu,cpu", "1", 2)]
     {
         let mut cluster = Cluster::start(program(), job, 0);
-        cluster.add_worker(&[("FLAMBEAU_DEVICE", devices), ("FLAMBEAU_THREADS", threads)]);
+        cluster.add_worker(&[("FLAMBEAU_DEVICE", devices), ("RAYON_NUM_THREADS", threads)]);
         eventually(|| cluster.status()["steps"].as_u64().unwrap() > 0);
         assert_eq!(
             computing_threads(&cluster.workers[0]),
@@ -111,4 +111,22 @@ fn the_replicas_of_a_worker_share_its_threads() {
         );
         cluster.coordinator.terminate();
     }
+}
+
+#[test]
+fn a_worker_sets_the_number_of_threads_if_nothing_sets_it() {
+    let mut cluster = Cluster::start(program(), "epochs = 1000\n", 1);
+    for unset in ["", "many"] {
+        cluster.add_worker(&[("RAYON_NUM_THREADS", unset)]);
+    }
+    eventually(|| cluster.status()["steps"].as_u64().unwrap() > 0);
+    for worker in &cluster.workers {
+        let environment = std::fs::read(format!("/proc/{}/environ", worker.process())).unwrap();
+        let environment = String::from_utf8(environment).unwrap();
+        let mut variables = environment.split('\0');
+        let threads = variables.find_map(|variable| variable.strip_prefix("RAYON_NUM_THREADS="));
+        let threads: usize = threads.unwrap().parse().unwrap();
+        assert!(threads > 0 && threads == computing_threads(worker));
+    }
+    cluster.coordinator.terminate();
 }

@@ -140,18 +140,31 @@ impl App {
                     ps_server::run(settings, process).await
                 })
             }
-            Command::Worker(settings) => process::main(settings.process.clone(), async |process| {
-                worker::run(settings, registry, process).await
-            }),
+            Command::Worker(settings) => {
+                worker::threads::settle();
+                process::main(settings.process.clone(), async |process| {
+                    worker::run(settings, registry, process).await
+                })
+            }
             Command::TfTask(arguments) => tf_task::main(arguments, registry),
             Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Resume(arguments) => finish(train::resume::run(arguments, &registry)),
-            Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
-            Command::Evaluator(arguments) => finish(evaluator::run(&arguments, &registry)),
+            Command::Eval(arguments) => {
+                worker::threads::settle();
+                finish(eval::run(&arguments, &registry))
+            }
+            Command::Evaluator(arguments) => {
+                worker::threads::settle();
+                finish(evaluator::run(&arguments, &registry))
+            }
             Command::FindLearningRate(arguments) => {
+                worker::threads::settle();
                 finish(find_learning_rate::run(arguments, &registry))
             }
-            Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
+            Command::Predict(arguments) => {
+                worker::threads::settle();
+                finish(predict::run(&arguments, &registry))
+            }
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),
             Command::Submit(arguments) => finish(jobs::submit(arguments)),

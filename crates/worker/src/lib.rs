@@ -44,6 +44,7 @@ mod step;
 pub mod strategy;
 pub mod tables;
 pub mod tf_config;
+pub mod threads;
 mod trainer;
 mod trouble;
 mod unfinished;

@@ -58,8 +58,8 @@ pub struct Settings {
     /// address of the interface that leads to the coordinator.
     #[arg(long, env = "FLAMBEAU_WORKER_ADVERTISE", value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// The number of threads with which it computes on CPUs [default: `RAYON_NUM_THREADS`, otherwise the number of cores].
-    #[arg(long, env = "FLAMBEAU_THREADS", value_name = "N")]
+    /// Workers that are threads of a program: the number of threads with which each computes on CPUs. Processes have `RAYON_NUM_THREADS`.
+    #[arg(long, hide = true, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// The folder (tmpfs) for memory that it shares with other workers on this host, in place of connections. `none` turns this
     /// off.

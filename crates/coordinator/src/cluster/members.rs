@@ -50,6 +50,9 @@ pub(crate) struct WorkerProgress {
     pub(crate) told_lost: Sequence,
     /// The time at which it last finished a step or took up work.
     #[serde(skip, default = "Instant::now")]
+    pub(crate) acted: Instant,
+    /// The time from which the stall time-out counts: the same, or the last time at which no worker could finish a step.
+    #[serde(skip, default = "Instant::now")]
     pub(crate) moved: Instant,
     pub(crate) samples: u64,
     pub(crate) steps: u64,
@@ -72,7 +75,8 @@ impl Member {
     pub(super) fn resumed(&mut self, now: Instant) {
         self.seen = now;
         let progress = &mut self.progress;
-        (progress.uncertain, progress.moved, progress.loss) = (true, now, f64::NAN);
+        (progress.acted, progress.moved) = (now, now);
+        (progress.uncertain, progress.loss) = (true, f64::NAN);
     }
 }
 
@@ -96,6 +100,7 @@ impl WorkerProgress {
             uncertain: false,
             finished: Sequence(0),
             told_lost: Sequence(0),
+            acted: now,
             moved: now,
             samples: 0,
             steps: 0,
@@ -252,6 +257,7 @@ impl Cluster {
         if gap > lease / 2 {
             for member in self.durable.members.values_mut() {
                 member.seen += gap;
+                member.progress.acted += gap;
                 member.progress.moved += gap;
             }
             for until in self.durable.awaited.values_mut() {

@@ -203,7 +203,7 @@ impl Cluster {
                 let weight = if old > 0.0 { RATE_SMOOTHING } else { 1.0 };
                 work.samples_per_second = old + weight * (rate - old);
             }
-            work.moved = now;
+            (work.acted, work.moved) = (now, now);
             if let Some(times) = &request.times {
                 work.times.add(&Times::from(times));
             }

@@ -98,7 +98,7 @@ impl Cluster {
         let clock = self.change_progress(task.id, |state| {
             state.active = matches!(work, Work::Split(_) | Work::Shared { .. });
             if !matches!(work, Work::Idle(_)) {
-                state.moved = now;
+                (state.acted, state.moved) = (now, now);
             }
             // A worker that was away continues at the min clock.
             state.clock = state.clock.max(min_clock);

@@ -52,9 +52,6 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     }
 }
 
-/// The variable by which candle learns its number of threads, once for a process.
-const THREADS: &str = "RAYON_NUM_THREADS";
-
 /// Runs this program with these arguments in a process of its own that computes with this number of threads. Returns what
 /// it prints.
 fn with_threads(
@@ -68,7 +65,7 @@ fn with_threads(
     let executable = std::env::current_exe().map_err(CommandError::file("this executable"))?;
     let output = std::process::Command::new(executable)
         .args(arguments)
-        .env(THREADS, threads.to_string())
+        .env(worker::threads::VARIABLE, threads.to_string())
         .output()
         .map_err(|error| failed(error.to_string()))?;
     match output.status.success() {

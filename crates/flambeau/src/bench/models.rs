@@ -16,9 +16,10 @@ use worker::model::{Batch, Objective, Pass, Setup, Stages};
 use worker::registry::Registry;
 use worker::replica::ReplicaError;
 use worker::tables::Tables;
+use worker::threads::VARIABLE as THREADS;
 use worker::variables::Variables;
 
-use super::{THREADS, median, with_threads};
+use super::{median, with_threads};
 use crate::error::CommandError;
 
 /// The classes of the random samples.

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::worker::input::category_id;
+use ::worker::threads::VARIABLE as THREADS;
 use clap::Args;
 use comfy_table::{Table, presets};
 use ps_server::RowSettings;
@@ -19,7 +20,7 @@ use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, Storage, TableSet
 
 use self::replicas::Kind;
 use self::worker::Worker;
-use super::{THREADS, failed, median, processes, with_threads};
+use super::{failed, median, processes, with_threads};
 use crate::cluster::{LocalCluster, Plan, Roles, Transport};
 use crate::error::CommandError;
 

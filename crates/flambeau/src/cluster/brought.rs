@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use shared_proto::security::SecurityFiles;
 use worker::registry::Registry;
 
+use super::start::shared_threads;
 use super::thread::RoleThread;
 use super::{DRAIN, tail};
 use crate::error::CommandError;
@@ -88,6 +89,8 @@ impl Joining<'_> {
             .to_vec();
         arguments.extend(["--identity", name, "--device", self.devices].map(OsString::from));
         arguments.extend([OsString::from("--run-dir"), self.folder.into()]);
+        let threads = shared_threads(self.workers);
+        arguments.extend(["--threads".into(), threads.to_string().into()]);
         let listen = SocketAddr::new(self.listen, 0).to_string();
         arguments.extend(["--listen".into(), listen.into()]);
         let files = self.security;

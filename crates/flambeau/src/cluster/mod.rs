@@ -22,12 +22,13 @@ use shared_proto::transport::Listen;
 use tempfile::TempDir;
 use tokio::time::timeout;
 use worker::registry::Registry;
+use worker::threads;
 
 pub(crate) use self::brought::{BroughtWorkers, Joining};
 use self::exit::{Exit, Said};
 use self::member::Running;
 pub(crate) use self::start::threads_each;
-use self::start::{Start, own};
+use self::start::{Start, own, shared_threads};
 use self::thread::RoleThread;
 use crate::certs;
 use crate::error::CommandError;
@@ -185,7 +186,12 @@ impl LocalCluster {
             let mut start = cluster.member("worker", Role::Worker, index);
             start = start.with(["--device", plan.device]);
             start = start.with(cluster.socket_file(&format!("worker-{index}"), &plan));
-            start.threads = Some(threads_each(plan.workers));
+            match &cluster.roles {
+                Roles::Processes => start.threads = Some(threads_each(plan.workers)),
+                Roles::Threads(_) => {
+                    start = start.with(["--threads", &shared_threads(plan.workers).to_string()]);
+                }
+            }
             cluster
                 .spawn(
                     TaskId {
@@ -303,16 +309,12 @@ impl LocalCluster {
             file.set_len(0).map_err(CommandError::file(&log))?;
         }
         if let Roles::Threads(registry) = &self.roles {
-            let mut arguments = start.arguments.clone();
-            if let Some(threads) = start.threads {
-                arguments.extend(["--threads".into(), threads.to_string().into()]);
-            }
-            let thread = RoleThread::start(task.to_string(), &arguments, registry, &log);
+            let thread = RoleThread::start(task.to_string(), &start.arguments, registry, &log);
             return Ok((Running::Thread(thread.map_err(failed)?), log));
         }
         let mut command = own()?;
-        if let Some(threads) = start.threads {
-            command.env("RAYON_NUM_THREADS", threads.to_string());
+        if let Some(number) = start.threads {
+            command.env(threads::VARIABLE, number.to_string());
         }
         let child = command
             .args(&start.arguments)

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use tokio::process::Command;
 
+use worker::threads;
+
 use crate::error::CommandError;
 
 /// The arguments of a process.
@@ -50,12 +52,13 @@ pub(super) fn own() -> Result<Command, CommandError> {
     Ok(command)
 }
 
-/// Returns the number of threads with which each worker computes: what `RAYON_NUM_THREADS` says, otherwise as many as each gets if they
-/// share the cores.
+/// Returns the number of threads with which each of several worker processes computes: the one that is set, otherwise its share of the
+/// cores.
 pub(crate) fn threads_each(workers: u32) -> usize {
-    let set = std::env::var("RAYON_NUM_THREADS").ok();
-    let set = set.and_then(|threads| threads.trim().parse().ok());
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    set.filter(|threads| *threads > 0)
-        .unwrap_or((cores / workers.max(1) as usize).max(1))
+    threads::set().unwrap_or_else(|| shared_threads(workers))
+}
+
+/// Returns each worker's share of this process's threads.
+pub(super) fn shared_threads(workers: u32) -> usize {
+    (threads::number() / workers.max(1) as usize).max(1)
 }

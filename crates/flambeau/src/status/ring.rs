@@ -20,8 +20,10 @@ pub(super) fn write(text: &mut String, ring: &wire::RingStatus, tasks: &[wire::T
             let shown = |of: &wire::TaskStatus| of.task.as_ref().and_then(|of| of.task);
             let of_member = tasks.find(|of| shown(of) == member.task);
             let missing = match ring.stage() {
-                _ if of_member.is_some_and(|of| of.activity == "evaluating") => "it evaluates",
-                wire::RingStage::Settled => "it has not sent its part of a step",
+                wire::RingStage::Settled => match of_member {
+                    Some(of) if of.activity == "evaluating" => "it evaluates",
+                    _ => "it has not done its part yet",
+                },
                 wire::RingStage::Formed => "it has not taken the ring's values yet",
                 _ => "it has not joined the ring yet",
             };

@@ -17,6 +17,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    flambeau_worker::threads::settle();
     let settings = Arguments::parse().settings;
     daemon::process::main(settings.process.clone(), async |process| {
         flambeau_worker::run(settings, Registry::builtin(), process).await

@@ -1,6 +1,6 @@
 //! The devices of this machine that a worker can compute on.
 
-use candle_core::utils::get_num_threads;
+use crate::threads;
 
 /// The folder in which NVIDIA's driver on Linux has an entry for each GPU.
 #[cfg(not(feature = "cuda"))]
@@ -72,7 +72,7 @@ pub fn find() -> Found {
     Found {
         cpu: Cpu {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            threads: get_num_threads(),
+            threads: threads::number(),
             memory_bytes: daemon::memory_limit(),
         },
         gpus: gpus(),

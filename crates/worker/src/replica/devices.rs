@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use candle_core::Device;
-use candle_core::utils::get_num_threads;
 use futures_util::future::{join_all, try_join_all};
 use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
@@ -28,6 +27,7 @@ use super::step::{Computed, Positions, Step};
 use super::thread::ModelReplica;
 use crate::device;
 use crate::registry::Registry;
+use crate::threads;
 use crate::variables::{BucketedGradients, Part, mean_gradients};
 
 /// The replicas of a worker, at least one. All hold the same values.
@@ -53,8 +53,8 @@ impl DeviceReplicas {
         Self::start_on_threads(job, registry, devices, None).await
     }
 
-    /// Starts replicas as [`Self::start`] does, which compute on so many threads together if their devices are CPUs. None: as many as
-    /// candle uses.
+    /// Starts replicas as [`Self::start`] does. Those on CPUs share this number of threads; none: [`threads::number`]. With `model-parallel`
+    /// the stages use the process's threads.
     ///
     /// # Errors
     /// See [`Self::start`].
@@ -91,7 +91,8 @@ impl DeviceReplicas {
             false => devices,
         };
         let mut replicas = Vec::new();
-        let threads = threads.unwrap_or_else(get_num_threads) / count.max(1);
+        let cpus = devices.iter().filter(|device| device.is_cpu()).count();
+        let threads = threads.unwrap_or_else(threads::number) / cpus.max(1);
         for device in devices {
             let device = vec![device.clone()];
             let replica =
@@ -128,8 +129,7 @@ impl DeviceReplicas {
         devices: &[Device],
     ) -> Result<Self, ReplicaError> {
         let of_stages = gpus::with_one_queue_each(devices)?;
-        let replica =
-            ModelReplica::start_on(job.clone(), registry.clone(), of_stages, get_num_threads());
+        let replica = ModelReplica::start_on(job.clone(), registry.clone(), of_stages, 0);
         let replicas = vec![replica.await?];
         tell(devices);
         Ok(Self {

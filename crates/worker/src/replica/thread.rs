@@ -20,7 +20,6 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use candle_core::Device;
-use candle_core::utils::get_num_threads;
 use parking_lot::Mutex;
 use shared_proto::job::{Clip, Job, NonFinite, StrategyName};
 use shared_proto::payload::Elements;
@@ -50,6 +49,7 @@ use crate::input::{Dataset, Fitted, Purpose, Samples, Signature, save_transforms
 use crate::model::{Batch, Objective, Pass};
 use crate::registry::Registry;
 use crate::tables::ModelTables;
+use crate::threads;
 use crate::variables::{Part, Variables};
 
 /// The number of commands that may wait for the model's thread.
@@ -86,8 +86,8 @@ pub struct ModelReplica {
     stage_devices: usize,
 }
 
-/// Does the work on a thread of a pool of its own, of so many threads. So the work computes on the thread on which it runs, and hands
-/// loops over only in part; from outside of a pool it would hand over each one as a whole, and wait. None: it uses the process's pool.
+/// Does the work on a thread of a new pool of so many threads. A thread of a pool computes a part of each parallel loop itself; a thread
+/// outside of the pool hands over the whole loop, and waits. None: the work uses the process's pool, from outside.
 fn in_pool(threads: Option<usize>, work: impl FnOnce() + Send) {
     let pool = threads.map(|threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1));
@@ -114,11 +114,11 @@ impl ModelReplica {
         registry: Registry,
         device: Device,
     ) -> Result<Self, ReplicaError> {
-        Self::start_on(job, registry, vec![device], get_num_threads()).await
+        Self::start_on(job, registry, vec![device], threads::number()).await
     }
 
     /// Reads the data and builds the model, in stages on these devices if the strategy is `model-parallel`; otherwise on the first one.
-    /// `threads` is the number of threads that compute if it is a CPU.
+    /// On a CPU, a model that is not in stages computes on so many threads.
     ///
     /// # Errors
     /// If either fails.

@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 use shared_proto::ids::Task;
 use shared_proto::wire;
 
-use super::RingMember;
 use super::observed::Rings;
+use super::{RingMember, Span};
 use crate::cluster::Cluster;
 
-/// The time after which a member is waited for that holds up the others at the end of their steps: as long as workers wait before they
-/// report it.
+/// A member that holds up the others between their steps is shown after this time, as one in a step is.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The figures of the ring for metrics.
@@ -86,28 +85,52 @@ impl Cluster {
     /// Returns the members that the others wait for, and for how long; none if no member waits.
     fn waited_for(&self, now: Instant) -> Option<(Vec<Task>, Duration)> {
         let ring = &self.durable.ring;
-        if !ring.is_settled() {
-            return Some((self.slowest_of_ring(), self.observed.rings.age(now)?));
-        }
-        let is_long = |since: &Instant| now.duration_since(*since) >= QUIET;
-        let Some(span) = &ring.span else {
-            let (task, since) = self.evaluator().or_else(|| self.copier())?;
-            let others_wait = ring.members.len() > 1 && is_long(&since);
-            return others_wait.then(|| (vec![task], now.duration_since(since)));
+        let (slow, since) = if !ring.is_settled() {
+            (self.slowest_of_ring(), now - self.observed.rings.age(now)?)
+        } else if let Some(span) = &ring.span {
+            self.waited_for_in_span(span, now)?
+        } else {
+            self.waited_for_at_rest(now)?
         };
-        let waits = ring.members.iter().filter_map(|member| {
-            let progress = &self.member(member.task.id)?.progress;
-            // A member that has made all steps gets no others before the rest has.
-            let has_made_all = member.made >= span.end();
-            let ended = has_made_all.then_some(progress.moved).filter(is_long);
-            progress.waits_since.or(ended)
-        });
-        Some((self.slowest_of_ring(), now.duration_since(waits.min()?)))
+        Some((slow, now.duration_since(since)))
     }
 
-    /// Returns the worker that evaluates, and since when.
-    fn evaluator(&self) -> Option<(Task, Instant)> {
-        let task = self.durable.evaluations.holder()?;
-        Some((task, self.member(task.id)?.progress.moved))
+    /// Returns the members that the others wait for while they make steps, and since when.
+    fn waited_for_in_span(&self, span: &Span, now: Instant) -> Option<(Vec<Task>, Instant)> {
+        let members = &self.durable.ring.members;
+        // A member that has made all steps gets no others before the rest has.
+        let (ended, busy): (Vec<_>, Vec<_>) = members.iter().partition(|m| m.made >= span.end());
+        let progress = |member: &&RingMember| Some(&self.member(member.task.id)?.progress);
+        let ended = ended
+            .iter()
+            .filter_map(|member| Some(progress(member)?.acted));
+        let ended = ended.filter(|since| now.duration_since(*since) >= QUIET);
+        let reported = members
+            .iter()
+            .filter_map(|member| progress(&member)?.waits_since);
+        let since = reported.chain(ended).min()?;
+        let mut slow = self.slowest_of_ring();
+        slow.retain(|task| busy.iter().any(|member| member.task == *task));
+        Some((slow, since))
+    }
+
+    /// Returns the members that the others wait for before they can make steps, and since when.
+    fn waited_for_at_rest(&self, now: Instant) -> Option<(Vec<Task>, Instant)> {
+        let members = &self.durable.ring.members;
+        let evaluator = self.durable.evaluations.holder();
+        let evaluator =
+            evaluator.and_then(|task| Some((task, self.member(task.id)?.progress.acted)));
+        let is_long = |(_, since): &(Task, Instant)| now.duration_since(*since) >= QUIET;
+        let (task, since) = evaluator.into_iter().chain(self.copier()).find(is_long)?;
+        // With `optimizer_copies` the others help the one that copies, and it reports for which it waits.
+        let waiting_on = &self.member(task.id)?.progress.waiting_on;
+        let helpers = members.iter().map(|member| member.task);
+        let mut slow: Vec<Task> = helpers
+            .filter(|task| waiting_on.contains(&(*task).into()))
+            .collect();
+        if slow.is_empty() {
+            slow.push(task);
+        }
+        (members.len() > 1).then_some((slow, since))
     }
 }

@@ -55,8 +55,9 @@ use crate::replica::{
     ReplicaError, Step, StepsMade,
 };
 
-/// The time after which a worker that waits for another reports it: so many looks in a row have found it waiting.
+/// The time after which a worker that waits for another reports it.
 const QUIET: Duration = Duration::from_secs(1);
+/// The number of looks in a row that must find it waiting.
 const LOOKS: u32 = 4;
 /// The time between two looks.
 const LOOK: Duration = QUIET.checked_div(LOOKS).expect("not zero");

@@ -126,6 +126,34 @@ fn the_others_wait_for_the_worker_that_copies_its_values() {
     assert_eq!(rings.waited_for(), [None, None]);
 }
 
+/// The stall time-out does not count while a checkpoint is written, but others wait all the same.
+#[test]
+fn the_others_wait_for_the_evaluator_while_a_checkpoint_is_written() {
+    let mut rings = Rings::with_checkpoints(2);
+    while !matches!(rings.work(1), Work::Evaluate { .. }) {
+        rings.step(&rings.all(), true);
+    }
+    rings.work(0);
+    assert!(rings.scene.cluster.refresh_view().checkpoint.is_some());
+    let tasks: Vec<Task> = rings.workers.iter().map(|worker| worker.task).collect();
+    rings.scene.pass(3, &tasks);
+    assert_eq!(rings.waited_for(), [None, Some(3.0)]);
+}
+
+#[test]
+fn the_copier_names_the_worker_that_does_not_help_it() {
+    let mut rings = Rings::with_checkpoints(3);
+    rings.scene.cluster.job.strategy.optimizer_copies = Some(1);
+    while rings.scene.cluster.refresh_view().checkpoint.is_none() {
+        rings.step(&rings.all(), true);
+    }
+    rings.scene.now += Duration::from_secs(2);
+    let (now, copier) = (rings.scene.now, rings.workers[0].task);
+    let helper: wire::Task = rings.workers[2].task.into();
+    rings.scene.cluster.waiting(now, copier, vec![helper]);
+    assert_eq!(rings.waited_for(), [None, None, Some(2.0)]);
+}
+
 #[test]
 fn a_ring_that_is_being_formed_waits_for_those_that_have_not_joined() {
     let mut rings = Rings::new(2);
