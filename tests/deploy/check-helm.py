@@ -80,7 +80,7 @@ FORMS = {
         *("worker.spread=DoNotSchedule", "ps.spread=", "worker.runtimeClassName=nvidia", "ps.nodeSelector.disk=fast"),
         *("worker.podAnnotations.team=vision", "worker.podLabels.team=vision", "fullnameOverride=other"),
         'json:worker.tolerations=[{"key":"spot","operator":"Exists"}]',
-        'json:worker.env=[{"name":"FLAMBEAU_THREADS","value":"4"}]',
+        'json:worker.env=[{"name":"RAYON_NUM_THREADS","value":"4"}]',
         'json:ps.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":'
         '[{"matchExpressions":[{"key":"disk","operator":"Exists"}]}]}}}',
     ],

@@ -82,6 +82,22 @@ enum Command {
     BenchRank(bench::RankArguments),
 }
 
+impl Command {
+    /// Returns whether this process computes much with candle.
+    fn computes(&self) -> bool {
+        matches!(
+            self,
+            Self::Worker(_)
+                | Self::TfTask(_)
+                | Self::Eval(_)
+                | Self::Evaluator(_)
+                | Self::FindLearningRate(_)
+                | Self::Predict(_)
+                | Self::Local(_)
+        )
+    }
+}
+
 /// Flambeau's command line, with the models and data sources that jobs may name.
 #[derive(Clone, Debug)]
 pub struct App {
@@ -126,10 +142,15 @@ impl App {
         Scorer::open(scoring, &self.registry)
     }
 
-    /// Runs the command that the command line names.
+    /// Runs the command that the command line names. Call this first in `main`: a process that computes re-executes the program here, unless
+    /// `RAYON_NUM_THREADS` is set.
     pub fn main(self) -> ExitCode {
         let registry = self.registry;
-        match Arguments::parse().command {
+        let command = Arguments::parse().command;
+        if command.computes() {
+            worker::threads::settle();
+        }
+        match command {
             Command::Coordinator(settings) => {
                 process::main(settings.process.clone(), async |process| {
                     coordinator::run(settings, process).await
@@ -140,31 +161,18 @@ impl App {
                     ps_server::run(settings, process).await
                 })
             }
-            Command::Worker(settings) => {
-                worker::threads::settle();
-                process::main(settings.process.clone(), async |process| {
-                    worker::run(settings, registry, process).await
-                })
-            }
+            Command::Worker(settings) => process::main(settings.process.clone(), async |process| {
+                worker::run(settings, registry, process).await
+            }),
             Command::TfTask(arguments) => tf_task::main(arguments, registry),
             Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Resume(arguments) => finish(train::resume::run(arguments, &registry)),
-            Command::Eval(arguments) => {
-                worker::threads::settle();
-                finish(eval::run(&arguments, &registry))
-            }
-            Command::Evaluator(arguments) => {
-                worker::threads::settle();
-                finish(evaluator::run(&arguments, &registry))
-            }
+            Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
+            Command::Evaluator(arguments) => finish(evaluator::run(&arguments, &registry)),
             Command::FindLearningRate(arguments) => {
-                worker::threads::settle();
                 finish(find_learning_rate::run(arguments, &registry))
             }
-            Command::Predict(arguments) => {
-                worker::threads::settle();
-                finish(predict::run(&arguments, &registry))
-            }
+            Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),
             Command::Submit(arguments) => finish(jobs::submit(arguments)),

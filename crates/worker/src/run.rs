@@ -58,7 +58,8 @@ pub struct Settings {
     /// address of the interface that leads to the coordinator.
     #[arg(long, env = "FLAMBEAU_WORKER_ADVERTISE", value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// Workers that are threads of a program: the number of threads with which each computes on CPUs. Processes have `RAYON_NUM_THREADS`.
+    /// The number of threads with which a worker that is a thread of a program computes on CPUs. A worker process takes it from
+    /// `RAYON_NUM_THREADS`.
     #[arg(long, hide = true, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// The folder (tmpfs) for memory that it shares with other workers on this host, in place of connections. `none` turns this

@@ -9,38 +9,43 @@ use candle_core::utils::get_num_threads;
 /// The variable by which rayon and candle learn the number.
 pub const VARIABLE: &str = "RAYON_NUM_THREADS";
 
+/// The variable with the id of the process that has re-executed its program.
+const EXECUTED: &str = "FLAMBEAU_EXECUTED";
+
 /// Returns the number that the variable sets, if it sets one.
 pub fn set() -> Option<usize> {
     let value = std::env::var(VARIABLE).ok()?;
     value.parse().ok().filter(|threads| *threads > 0)
 }
 
-/// Returns the number of threads with which this process computes on CPUs: the one that is set, otherwise that of the cores that it may use.
-pub fn number() -> usize {
-    // candle counts the cores of the host, and no hyperthreads. A container may have fewer.
-    let usable = available_parallelism().map_or(1, usize::from);
-    set().unwrap_or_else(|| get_num_threads().min(usable))
+/// Returns the number of cores that this process may use, hyperthreads included.
+pub fn cores() -> usize {
+    available_parallelism().map_or(1, usize::from)
 }
 
-/// Starts this program anew with the variable set, in the same process, unless it is set. Without it, candle reads `/proc/cpuinfo` in each
-/// matrix product. Call this first in a process that computes. If the system refuses, the process goes on as it is.
+/// Returns the number of threads with which this process computes on CPUs: the one that is set, otherwise the number of physical cores of the
+/// host, but no more than it may use.
+pub fn number() -> usize {
+    set().unwrap_or_else(|| get_num_threads().min(cores()))
+}
+
+/// Re-executes this program with the variable set. Does nothing if it is set already. Without the variable, candle reads `/proc/cpuinfo` in
+/// each matrix product. Call this first in a process that computes. If the system refuses, the process continues as it is.
 pub fn settle() {
-    if set().is_some() {
+    let process = std::process::id().to_string();
+    // A program that changes the variable before it calls this is not executed again and again.
+    if set().is_some() || std::env::var(EXECUTED).is_ok_and(|by| by == process) {
         return;
     }
     let mut arguments = std::env::args_os();
-    let Ok(program) = std::env::current_exe() else {
-        return;
+    let execute = |program| {
+        let mut command = Command::new(program);
+        if let Some(name) = arguments.next() {
+            command.arg0(name);
+        }
+        let command = command.args(arguments).env(EXECUTED, process);
+        command.env(VARIABLE, number().to_string()).exec()
     };
-    let mut command = Command::new(program);
-    if let Some(name) = arguments.next() {
-        command.arg0(name);
-    }
-    let error = command
-        .args(arguments)
-        .env(VARIABLE, number().to_string())
-        .exec();
-    eprintln!(
-        "cannot start anew with {VARIABLE} set, so matrix products take longer; set it: {error}"
-    );
+    let error = std::env::current_exe().map_or_else(|error| error, execute);
+    eprintln!("{VARIABLE} is not set, so matrix products take longer; set it: {error}");
 }

@@ -51,7 +51,7 @@ pub(crate) struct WorkerProgress {
     /// The time at which it last finished a step or took up work.
     #[serde(skip, default = "Instant::now")]
     pub(crate) acted: Instant,
-    /// The time from which the stall time-out counts: the same, or the last time at which no worker could finish a step.
+    /// The time from which the stall time-out counts. It is later than `acted` if the worker could make no step meanwhile.
     #[serde(skip, default = "Instant::now")]
     pub(crate) moved: Instant,
     pub(crate) samples: u64,
@@ -258,6 +258,9 @@ impl Cluster {
             for member in self.durable.members.values_mut() {
                 member.seen += gap;
                 member.progress.acted += gap;
+                if let Some(since) = &mut member.progress.waits_since {
+                    *since += gap;
+                }
                 member.progress.moved += gap;
             }
             for until in self.durable.awaited.values_mut() {

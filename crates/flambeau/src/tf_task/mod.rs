@@ -59,7 +59,6 @@ impl Failure for Ended {
 
 /// Runs the role that `TF_CONFIG` names.
 pub(crate) fn main(arguments: Arguments, registry: Registry) -> ExitCode {
-    worker::threads::settle();
     let config = match TfConfig::of_environment() {
         Ok(config) => config,
         Err(error) => {

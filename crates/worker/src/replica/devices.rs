@@ -53,8 +53,8 @@ impl DeviceReplicas {
         Self::start_on_threads(job, registry, devices, None).await
     }
 
-    /// Starts replicas as [`Self::start`] does. Those on CPUs share this number of threads; none: [`threads::number`]. With `model-parallel`
-    /// the stages use the process's threads.
+    /// Starts replicas as [`Self::start`] does. Those on CPUs share `threads` threads, or [`threads::number`] if it is none. With
+    /// `model-parallel` the stages use the process's pool.
     ///
     /// # Errors
     /// See [`Self::start`].

@@ -86,8 +86,8 @@ pub struct ModelReplica {
     stage_devices: usize,
 }
 
-/// Does the work on a thread of a new pool of so many threads. A thread of a pool computes a part of each parallel loop itself; a thread
-/// outside of the pool hands over the whole loop, and waits. None: the work uses the process's pool, from outside.
+/// Does the work on a thread of a new pool with `threads` threads. A thread of a pool computes a part of each parallel loop itself; a thread
+/// outside of the pool hands over the whole loop, and waits. If `threads` is none, the work uses the process's pool, from outside.
 fn in_pool(threads: Option<usize>, work: impl FnOnce() + Send) {
     let pool = threads.map(|threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1));
@@ -118,7 +118,7 @@ impl ModelReplica {
     }
 
     /// Reads the data and builds the model, in stages on these devices if the strategy is `model-parallel`; otherwise on the first one.
-    /// On a CPU, a model that is not in stages computes on so many threads.
+    /// On a CPU, a model that is not in stages computes on `threads` threads.
     ///
     /// # Errors
     /// If either fails.

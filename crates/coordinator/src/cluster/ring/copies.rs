@@ -45,7 +45,7 @@ impl Cluster {
     pub(in crate::cluster) fn copier(&self) -> Option<(Task, Instant)> {
         let at_work = self.saving.at_work.as_ref()?;
         let writer = at_work.writer.filter(|writer| !writer.has_copy)?;
-        Some((writer.task, at_work.begun))
+        Some((writer.task, at_work.moved))
     }
 
     /// Gives up the checkpoint that a worker writes, because the worker is gone.

@@ -9,7 +9,7 @@ use super::observed::Rings;
 use super::{RingMember, Span};
 use crate::cluster::Cluster;
 
-/// A member that holds up the others between their steps is shown after this time, as one in a step is.
+/// The time after which the status names a member that holds up the others between steps.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The figures of the ring for metrics.
@@ -116,21 +116,30 @@ impl Cluster {
 
     /// Returns the members that the others wait for before they can make steps, and since when.
     fn waited_for_at_rest(&self, now: Instant) -> Option<(Vec<Task>, Instant)> {
-        let members = &self.durable.ring.members;
         let evaluator = self.durable.evaluations.holder();
-        let evaluator =
-            evaluator.and_then(|task| Some((task, self.member(task.id)?.progress.acted)));
-        let is_long = |(_, since): &(Task, Instant)| now.duration_since(*since) >= QUIET;
-        let (task, since) = evaluator.into_iter().chain(self.copier()).find(is_long)?;
-        // With `optimizer_copies` the others help the one that copies, and it reports for which it waits.
-        let waiting_on = &self.member(task.id)?.progress.waiting_on;
-        let helpers = members.iter().map(|member| member.task);
-        let mut slow: Vec<Task> = helpers
-            .filter(|task| waiting_on.contains(&(*task).into()))
-            .collect();
-        if slow.is_empty() {
-            slow.push(task);
+        let acted = |task: Task| Some(self.member(task.id)?.progress.acted);
+        let evaluator = evaluator.and_then(|task| Some((vec![task], acted(task)?)));
+        let copying = self.copier().map(|copier| self.waited_for_in_copy(copier));
+        let mut waited = evaluator.into_iter().chain(copying);
+        let has_others = self.durable.ring.members.len() > 1;
+        waited.find(|(_, since)| has_others && now.duration_since(*since) >= QUIET)
+    }
+
+    /// Returns the member that copies its values, and since when. If it waits for helpers, as with `optimizer_copies`, returns those that
+    /// wait for no other.
+    fn waited_for_in_copy(&self, copier: (Task, Instant)) -> (Vec<Task>, Instant) {
+        let progress = |task: Task| Some(&self.member(task.id)?.progress);
+        let is_busy = |task: &Task| progress(*task).is_some_and(|work| work.waiting_on.is_empty());
+        let of_copier = progress(copier.0);
+        let since = of_copier.and_then(|work| work.waits_since);
+        let members = self.durable.ring.members.iter();
+        let busy: Vec<Task> = members.map(|m| m.task).filter(is_busy).collect();
+        let helpers = of_copier.map_or(&[][..], |work| &work.waiting_on);
+        let awaited = |task: &&Task| helpers.contains(&(**task).into());
+        let slow: Vec<Task> = busy.iter().filter(awaited).copied().collect();
+        match since {
+            Some(since) if !slow.is_empty() => (slow, since),
+            _ => (vec![copier.0], copier.1),
         }
-        (members.len() > 1).then_some((slow, since))
     }
 }

@@ -147,11 +147,20 @@ fn the_copier_names_the_worker_that_does_not_help_it() {
     while rings.scene.cluster.refresh_view().checkpoint.is_none() {
         rings.step(&rings.all(), true);
     }
-    rings.scene.now += Duration::from_secs(2);
+    rings.scene.now += Duration::from_secs(5);
+    assert_eq!(rings.waited_for(), [Some(5.0), None, None]);
     let (now, copier) = (rings.scene.now, rings.workers[0].task);
     let helper: wire::Task = rings.workers[2].task.into();
     rings.scene.cluster.waiting(now, copier, vec![helper]);
+    rings.scene.now += Duration::from_secs(2);
     assert_eq!(rings.waited_for(), [None, None, Some(2.0)]);
+    // The copier was stopped before it reported that its wait is over.
+    let helper = rings.workers[2].task;
+    rings
+        .scene
+        .cluster
+        .waiting(now, helper, vec![copier.into()]);
+    assert_eq!(rings.waited_for(), [Some(7.0), None, None]);
 }
 
 #[test]
