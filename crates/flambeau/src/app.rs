@@ -148,7 +148,7 @@ impl App {
         let registry = self.registry;
         let command = Arguments::parse().command;
         if command.computes() {
-            worker::threads::settle();
+            worker::threads::reexecute_if_unset();
         }
         match command {
             Command::Coordinator(settings) => {

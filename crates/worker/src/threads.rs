@@ -1,4 +1,4 @@
-//! The number of threads that compute on CPUs.
+//! The threads that compute on CPUs.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -10,10 +10,10 @@ use candle_core::utils::get_num_threads;
 pub const VARIABLE: &str = "RAYON_NUM_THREADS";
 
 /// The variable with the id of the process that has re-executed its program.
-const EXECUTED: &str = "FLAMBEAU_EXECUTED";
+const REEXECUTED_BY: &str = "FLAMBEAU_REEXECUTED_BY";
 
 /// Returns the number that the variable sets, if it sets one.
-pub fn set() -> Option<usize> {
+pub fn configured() -> Option<usize> {
     let value = std::env::var(VARIABLE).ok()?;
     value.parse().ok().filter(|threads| *threads > 0)
 }
@@ -26,15 +26,15 @@ pub fn cores() -> usize {
 /// Returns the number of threads with which this process computes on CPUs: the one that is set, otherwise the number of physical cores of the
 /// host, but no more than it may use.
 pub fn number() -> usize {
-    set().unwrap_or_else(|| get_num_threads().min(cores()))
+    configured().unwrap_or_else(|| get_num_threads().min(cores()))
 }
 
 /// Re-executes this program with the variable set. Does nothing if it is set already. Without the variable, candle reads `/proc/cpuinfo` in
 /// each matrix product. Call this first in a process that computes. If the system refuses, the process continues as it is.
-pub fn settle() {
+pub fn reexecute_if_unset() {
     let process = std::process::id().to_string();
     // A program that changes the variable before it calls this is not executed again and again.
-    if set().is_some() || std::env::var(EXECUTED).is_ok_and(|by| by == process) {
+    if configured().is_some() || std::env::var(REEXECUTED_BY).is_ok_and(|by| by == process) {
         return;
     }
     let mut arguments = std::env::args_os();
@@ -43,9 +43,27 @@ pub fn settle() {
         if let Some(name) = arguments.next() {
             command.arg0(name);
         }
-        let command = command.args(arguments).env(EXECUTED, process);
+        let command = command.args(arguments).env(REEXECUTED_BY, process);
         command.env(VARIABLE, number().to_string()).exec()
     };
     let error = std::env::current_exe().map_or_else(|error| error, execute);
     eprintln!("{VARIABLE} is not set, so matrix products take longer; set it: {error}");
+}
+
+/// Does the work on a thread of a new pool with `threads` threads. A thread of a pool computes a part of each parallel loop itself; a thread
+/// outside of the pool hands over the whole loop, and waits. If `threads` is none, the work uses the process's pool, from outside.
+pub(crate) fn in_pool(threads: Option<usize>, work: impl FnOnce() + Send) {
+    let pool = threads.map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1));
+        pool.thread_name(|number| format!("replica-{number}"))
+            .build()
+    });
+    match pool {
+        Some(Ok(pool)) => pool.install(work),
+        Some(Err(error)) => {
+            tracing::warn!("no threads of its own for a replica: {error}");
+            work();
+        }
+        None => work(),
+    }
 }

@@ -55,13 +55,16 @@ pub(super) fn own() -> Result<Command, CommandError> {
 /// Returns the number of threads with which each of several worker processes computes: the one that is set, otherwise its share of the
 /// cores.
 pub(crate) fn threads_each(workers: u32) -> usize {
-    threads::set().unwrap_or_else(|| share(threads::cores(), workers))
+    threads::configured().unwrap_or_else(|| share(threads::cores(), workers))
 }
 
 /// Returns the number of threads with which each of several workers on threads of this process computes: its share of those that are set,
 /// otherwise of the cores.
 pub(super) fn shared_threads(workers: u32) -> usize {
-    share(threads::set().unwrap_or_else(threads::cores), workers)
+    share(
+        threads::configured().unwrap_or_else(threads::cores),
+        workers,
+    )
 }
 
 fn share(of: usize, workers: u32) -> usize {

@@ -17,7 +17,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    flambeau_worker::threads::settle();
+    flambeau_worker::threads::reexecute_if_unset();
     let settings = Arguments::parse().settings;
     daemon::process::main(settings.process.clone(), async |process| {
         flambeau_worker::run(settings, Registry::builtin(), process).await

@@ -86,24 +86,6 @@ pub struct ModelReplica {
     stage_devices: usize,
 }
 
-/// Does the work on a thread of a new pool with `threads` threads. A thread of a pool computes a part of each parallel loop itself; a thread
-/// outside of the pool hands over the whole loop, and waits. If `threads` is none, the work uses the process's pool, from outside.
-fn in_pool(threads: Option<usize>, work: impl FnOnce() + Send) {
-    let pool = threads.map(|threads| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1));
-        pool.thread_name(|number| format!("replica-{number}"))
-            .build()
-    });
-    match pool {
-        Some(Ok(pool)) => pool.install(work),
-        Some(Err(error)) => {
-            tracing::warn!("no threads of its own for a replica: {error}");
-            work();
-        }
-        None => work(),
-    }
-}
-
 impl ModelReplica {
     /// Reads the data and builds the model, on the thread where they stay.
     ///
@@ -149,7 +131,7 @@ impl ModelReplica {
         };
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
-            .spawn(move || in_pool(threads, serve))
+            .spawn(move || threads::in_pool(threads, serve))
             .map_err(ReplicaError::Thread)?;
         let thread = Mutex::new(Some(thread));
         match told.await {
