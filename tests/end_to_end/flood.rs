@@ -243,11 +243,22 @@ fn a_job_trains_on_while_its_ports_are_flooded() {
     assert!(job.worker.log().len() < 1 << 20);
 }
 
+/// Returns whether a process has memory of a connection open.
+fn shares_memory(daemon: &Daemon) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.process())).unwrap();
+    // A file may be closed meanwhile.
+    let mut files = open.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    files.any(|file| file.to_string_lossy().contains("memfd:flambeau connection"))
+}
+
 #[test]
 fn a_socket_file_is_flooded_in_vain() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ps.sock");
     let job = Flooded::start(&format!("unix:{}", path.display()), in_the_clear);
+    for member in [&job.server, &job.worker] {
+        assert!(shares_memory(member), "bytes go through the socket");
+    }
     let _flood = Flood::new(FLOOD, move || {
         let stream = UnixStream::connect(&path)?;
         stream.set_nonblocking(true)?;

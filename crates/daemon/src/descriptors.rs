@@ -2,6 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shared_proto::connections::Limits;
+use shared_proto::transport::Listen;
 
 use crate::http;
 
@@ -31,24 +32,32 @@ pub(crate) fn raise() {
     }
 }
 
-/// Returns the limits of a role's port: those that are asked for, or the default, within the
+/// Returns the limits of a role's port, or of its socket file: those that are asked for, or the default, within the
 /// descriptors that there are.
-pub(crate) fn limits(total: Option<usize>, per_address: Option<usize>) -> Limits {
+pub(crate) fn limits(listen: &Listen, total: Option<usize>, per_address: Option<usize>) -> Limits {
     let descriptors = getrlimit(Resource::Nofile).current;
     let descriptors = descriptors.map_or(usize::MAX, |limit| limit as usize);
-    let room = room(descriptors);
+    let room = room(descriptors) / each(listen);
     if let Some(total) = total.filter(|total| *total > room) {
         tracing::warn!(
             max_connections = total,
             open_files = descriptors,
             room,
-            "there are fewer descriptors than --max-connections; raise the limit of open files"
+            "there are not enough descriptors for --max-connections; raise the limit of open files"
         );
     }
     Limits::of(total.unwrap_or(MOST_CONNECTIONS).min(room), per_address)
 }
 
-/// Returns the number of connections for which a process with so many descriptors has room.
+/// Returns the number of descriptors of a connection. A connection over a socket file also keeps that of the shared memory.
+fn each(listen: &Listen) -> usize {
+    match listen {
+        Listen::Tcp(_) => 1,
+        Listen::Unix(_) => 2,
+    }
+}
+
+/// Returns the number of descriptors that a process with so many has for connections.
 fn room(descriptors: usize) -> usize {
     let kept = (RESERVE + http::CONNECTIONS).min(descriptors / 2);
     descriptors - kept
@@ -62,12 +71,17 @@ mod tests {
     fn descriptors_are_left_for_files_and_metrics() {
         assert_eq!(room(1024), 832);
         assert_eq!(room(100), 50);
-        let limits = limits(Some(400), None);
+        let port = Listen::Tcp(([127, 0, 0, 1], 0).into());
+        let limits = limits(&port, Some(400), None);
         assert_eq!(
             (limits.total, limits.newcomers, limits.per_address),
             (400, 100, 300)
         );
-        assert!(super::limits(None, Some(7)).total <= MOST_CONNECTIONS);
+        assert!(super::limits(&port, None, Some(7)).total <= MOST_CONNECTIONS);
+        let file = Listen::Unix("ps.sock".into());
+        let [of_port, of_file] =
+            [port, file].map(|listen| super::limits(&listen, Some(usize::MAX), None));
+        assert_eq!(of_file.total, of_port.total / 2);
     }
 
     #[test]

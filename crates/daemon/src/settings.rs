@@ -116,11 +116,11 @@ pub struct ConnectionSettings {
 }
 
 impl ConnectionSettings {
-    /// Returns the limits of a port, within the files that this process may have open.
-    pub fn limits(&self) -> Limits {
+    /// Returns the limits of a port or a socket file, within the files that this process may have open.
+    pub fn limits(&self, listen: &Listen) -> Limits {
         let [total, per_address] = [self.max_connections, self.max_connections_per_address]
             .map(|number| number.map(|number| number as usize));
-        descriptors::limits(total, per_address)
+        descriptors::limits(listen, total, per_address)
     }
 }
 

@@ -188,7 +188,7 @@ async fn serve_job(
         None => None,
     };
     let threads = SessionThreads::start(settings.threads(), sessions, stop).map_err(listen)?;
-    let connections = Connections::new(Port::Data, settings.connections.limits());
+    let connections = Connections::new(Port::Data, settings.connections.limits(&settings.listen));
     let accepting = tokio::spawn(threads.accept(listener, connections, stop.clone()));
 
     let mut place = Some(membership);

@@ -37,6 +37,7 @@ pub mod quiet;
 pub mod receipt;
 pub mod refusal;
 pub mod security;
+pub mod socket_file;
 pub mod staleness;
 pub mod step;
 pub mod stream;

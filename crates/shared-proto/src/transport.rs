@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -46,9 +46,9 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-/// Returns whether a peer's address is the path of a socket file.
-pub(crate) fn is_socket_file(address: &str) -> bool {
-    address.starts_with(UNIX)
+/// Returns the path of a socket file, if a peer's address is one.
+pub(crate) fn socket_file(address: &str) -> Option<&Path> {
+    address.strip_prefix(UNIX).map(Path::new)
 }
 
 /// Returns whether a text is the address of a peer, as host:port or as unix:PATH.

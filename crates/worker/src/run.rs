@@ -166,7 +166,7 @@ async fn listen(
         exchange: exchange.clone(),
         security: process.security.clone(),
     };
-    let places = Connections::new(Port::Data, settings.connections.limits());
+    let places = Connections::new(Port::Data, settings.connections.limits(&settings.listen));
     tokio::spawn(take_links(service, listener, places, stop));
     Ok((exchange, address.to_string()))
 }

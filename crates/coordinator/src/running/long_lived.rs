@@ -148,7 +148,10 @@ fn spawn_server(
     listener: TcpListener,
     stop: CancellationToken,
 ) -> JoinHandle<Result<(), tonic::transport::Error>> {
-    let connections = Connections::new(Port::Coordinator, settings.connections.limits());
+    let connections = Connections::new(
+        Port::Coordinator,
+        settings.connections.limits(&Listen::Tcp(settings.listen)),
+    );
     let incoming = Box::pin(connections.incoming(listener));
     match process.security.is_listening_encrypted() {
         true => {

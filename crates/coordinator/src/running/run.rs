@@ -97,7 +97,10 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     process.readiness.set(true);
     tracing::info!(%address, run_dir = %dir.display(), again, "coordinating");
     let _registered = register(address, page_address, &dir, &process.security);
-    let connections = Connections::new(Port::Coordinator, settings.connections.limits());
+    let connections = Connections::new(
+        Port::Coordinator,
+        settings.connections.limits(&Listen::Tcp(settings.listen)),
+    );
     let store = begun.keeping.as_ref().map(|keeping| keeping.store.clone());
     let recorder = Recorder::open(&dir, begun.cluster.job(), again, store);
     let recorder = recorder.await.map_err(run_dir)?;

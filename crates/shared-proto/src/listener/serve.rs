@@ -16,6 +16,7 @@ use tower::Service;
 use super::Connection;
 use crate::connections::Guarded;
 use crate::security::Security;
+use crate::socket_file::SocketFileStream;
 use crate::transport;
 
 /// A gRPC service that is written by hand.
@@ -65,9 +66,10 @@ pub async fn serve<S: StreamService>(
     if !is_tcp {
         let incoming = connections.filter_map(|connection| {
             std::future::ready(match connection {
-                Connection::Unix(stream, place) => {
-                    Some(UnixStream::from_std(stream).map(|stream| Guarded::new(stream, place)))
-                }
+                Connection::Unix(stream, place) => Some(
+                    UnixStream::from_std(stream)
+                        .map(|stream| Guarded::new(SocketFileStream::accepted(stream), place)),
+                ),
                 Connection::Tcp(..) => None,
             })
         });

@@ -2,6 +2,7 @@
 //! was created.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -19,6 +20,7 @@ use tower::{Service, ServiceExt};
 use super::material::H2;
 use super::{Mismatch, ReadAhead, Security, name_of};
 use crate::ids::Role;
+use crate::socket_file::SocketFileStream;
 use crate::transport::CONNECT_TIMEOUT;
 
 /// The first bytes of TLS records that a listener sends to a caller that does not speak TLS: an alert, or a handshake.
@@ -36,14 +38,14 @@ pub struct Remote {
 
 #[derive(Clone, Debug)]
 enum Way {
-    SocketFile,
+    SocketFile(PathBuf),
     Plain,
     Secured(Security, Role),
 }
 
 impl Remote {
-    pub(super) fn at_socket_file(endpoint: Endpoint) -> Self {
-        let way = Way::SocketFile;
+    pub(super) fn at_socket_file(endpoint: Endpoint, path: PathBuf) -> Self {
+        let way = Way::SocketFile(path);
         Self { endpoint, way }
     }
 
@@ -69,7 +71,7 @@ impl Remote {
     pub async fn connect(&self) -> Result<Channel, Error> {
         let endpoint = &self.endpoint;
         match &self.way {
-            Way::SocketFile => endpoint.connect().await,
+            Way::SocketFile(path) => endpoint.connect_with_connector(local(path)).await,
             Way::Plain => endpoint.connect_with_connector(plain()).await,
             Way::Secured(security, role) => {
                 let connector = encrypted(security.clone(), *role);
@@ -82,7 +84,7 @@ impl Remote {
     pub fn connect_lazy(&self) -> Channel {
         let endpoint = &self.endpoint;
         match &self.way {
-            Way::SocketFile => endpoint.connect_lazy(),
+            Way::SocketFile(path) => endpoint.connect_with_connector_lazy(local(path)),
             Way::Plain => endpoint.connect_with_connector_lazy(plain()),
             Way::Secured(security, role) => {
                 let connector = encrypted(security.clone(), *role);
@@ -98,6 +100,18 @@ fn tcp() -> HttpConnector {
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
     tcp
+}
+
+fn local(
+    path: &Path,
+) -> impl Service<Uri, Response = TokioIo<SocketFileStream>, Error = BoxError, Future: Send>
++ Send
++ 'static {
+    let path = path.to_owned();
+    tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { Ok(TokioIo::new(SocketFileStream::connect(&path).await?)) }
+    })
 }
 
 fn plain()

@@ -102,8 +102,8 @@ impl Security {
     /// If the address is invalid.
     pub fn endpoint(&self, address: &str, role: Role) -> Result<Remote, tonic::transport::Error> {
         let endpoint = transport::endpoint(address)?;
-        Ok(if transport::is_socket_file(address) {
-            Remote::at_socket_file(endpoint)
+        Ok(if let Some(path) = transport::socket_file(address) {
+            Remote::at_socket_file(endpoint, path.to_owned())
         } else if self.files().authority.is_some() {
             Remote::secured(endpoint, self.clone(), role)
         } else {
