@@ -76,16 +76,6 @@ impl Ring {
         counter.map_err(io::Error::other)
     }
 
-    /// Returns the number of bytes in the ring, from both counters.
-    fn filled(&self, written: u64, read: u64) -> io::Result<usize> {
-        let filled = written.wrapping_sub(read);
-        if filled > RING_BYTES as u64 {
-            let broken = "the peer has broken the memory that it shares";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, broken));
-        }
-        Ok(filled as usize)
-    }
-
     /// Returns the contiguous memory of at most `most` bytes, from the one that comes after `position` others.
     fn slice(&self, position: u64, most: usize) -> io::Result<VolatileSlice<'_>> {
         let place = (position % RING_BYTES as u64) as usize;
@@ -110,6 +100,16 @@ impl Ring {
     }
 }
 
+/// Returns the number of bytes in a ring, from both counters.
+fn filled(written: u64, read: u64) -> io::Result<usize> {
+    let filled = written.wrapping_sub(read);
+    if filled > RING_BYTES as u64 {
+        let broken = "the peer has broken the memory that it shares";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, broken));
+    }
+    Ok(filled as usize)
+}
+
 /// The writing end of a ring.
 pub(super) struct Writer {
     ring: Ring,
@@ -128,7 +128,7 @@ impl Writer {
     /// If the other side has broken the memory.
     pub(super) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let read = self.ring.counter(READ)?.load(SeqCst);
-        let free = RING_BYTES - self.ring.filled(self.written, read)?;
+        let free = RING_BYTES - filled(self.written, read)?;
         let mut free = free.min(WRITE_BYTES);
         let before = self.written;
         for slice in slices {
@@ -152,11 +152,11 @@ impl Writer {
     pub(super) fn ask(&self) -> io::Result<bool> {
         self.ring.set(WRITER_WAITS)?;
         let read = self.ring.counter(READ)?.load(SeqCst);
-        Ok(self.ring.filled(self.written, read)? == RING_BYTES)
+        Ok(filled(self.written, read)? == RING_BYTES)
     }
 
-    /// Returns whether the reader has asked to be woken.
-    pub(super) fn is_asked(&self) -> io::Result<bool> {
+    /// Returns whether the reader has asked to be woken, and forgets that.
+    pub(super) fn take_question(&self) -> io::Result<bool> {
         self.ring.clear(READER_WAITS)
     }
 }
@@ -179,7 +179,7 @@ impl Reader {
     /// If the other side has broken the memory.
     pub(super) fn read(&mut self, to: &mut ReadBuf<'_>) -> io::Result<usize> {
         let written = self.ring.counter(WRITTEN)?.load(SeqCst);
-        let count = self.ring.filled(written, self.read)?.min(to.remaining());
+        let count = filled(written, self.read)?.min(to.remaining());
         if count == 0 {
             return Ok(0);
         }
@@ -202,11 +202,11 @@ impl Reader {
     pub(super) fn ask(&self) -> io::Result<bool> {
         self.ring.set(READER_WAITS)?;
         let written = self.ring.counter(WRITTEN)?.load(SeqCst);
-        Ok(self.ring.filled(written, self.read)? == 0)
+        Ok(filled(written, self.read)? == 0)
     }
 
-    /// Returns whether the writer has asked to be woken.
-    pub(super) fn is_asked(&self) -> io::Result<bool> {
+    /// Returns whether the writer has asked to be woken, and forgets that.
+    pub(super) fn take_question(&self) -> io::Result<bool> {
         self.ring.clear(WRITER_WAITS)
     }
 }
@@ -233,22 +233,22 @@ mod tests {
         let some = [IoSlice::new(&[7; WRITE_BYTES])];
         assert_eq!(read(&mut reader), 0);
         assert_eq!(writer.write(&some).unwrap(), WRITE_BYTES);
-        assert!(!writer.is_asked().unwrap());
+        assert!(!writer.take_question().unwrap());
         assert!(!reader.ask().unwrap(), "there are bytes");
         while writer.write(&some).unwrap() > 0 {}
         assert_eq!(read(&mut reader), RING_BYTES);
-        assert!(!reader.is_asked().unwrap());
+        assert!(!reader.take_question().unwrap());
         assert!(!writer.ask().unwrap(), "there is space");
 
         assert!(reader.ask().unwrap());
         writer.write(&some).unwrap();
-        assert!(writer.is_asked().unwrap());
-        assert!(!writer.is_asked().unwrap(), "once");
+        assert!(writer.take_question().unwrap());
+        assert!(!writer.take_question().unwrap(), "once");
         while writer.write(&some).unwrap() > 0 {}
         assert!(writer.ask().unwrap());
         read(&mut reader);
-        assert!(reader.is_asked().unwrap());
-        assert!(!reader.is_asked().unwrap(), "once");
+        assert!(reader.take_question().unwrap());
+        assert!(!reader.take_question().unwrap(), "once");
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Shared {
             let ended = self.ended;
             if self.reader.read(into)? > 0 {
                 progress.made_progress();
-                if self.reader.is_asked()? {
+                if self.reader.take_question()? {
                     wake_peer(socket);
                 }
                 return Poll::Ready(Ok(()));
@@ -102,7 +102,7 @@ impl Shared {
             let count = self.writer.write(slices)?;
             if count > 0 {
                 progress.made_progress();
-                if self.writer.is_asked()? {
+                if self.writer.take_question()? {
                     wake_peer(socket);
                 }
                 return Poll::Ready(Ok(count));
