@@ -77,11 +77,8 @@ impl SocketFileStream {
         }
     }
 
-    /// Reads the caller's first bytes, unless they were read before. They show which way all further bytes go.
+    /// Reads the first bytes of an accepted connection. They show which way all further bytes go.
     fn poll_way(&mut self) -> Poll<io::Result<()>> {
-        if !matches!(self.state, State::Accepted) {
-            return Poll::Ready(Ok(()));
-        }
         let waker = Waker::from(Arc::clone(&self.tasks));
         let mut first = [0; OFFER.len()];
         let (count, file) = loop {
