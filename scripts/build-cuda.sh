@@ -3,7 +3,7 @@
 # toolkit is put together from wheels on PyPI. docs/cuda.md tells more.
 #
 #   scripts/build-cuda.sh           the program
-#   scripts/build-cuda.sh nccl      the same, in which the GPUs of a worker add up gradients by NCCL
+#   scripts/build-cuda.sh nccl      the same, in which GPUs add up gradients by NCCL
 #   scripts/build-cuda.sh tests     the tests that need a GPU too
 #
 # Settings, all from the environment:
@@ -140,7 +140,7 @@ export CUDAFORGE_THREADS=${CUDAFORGE_THREADS:-$(nproc)}
 say "building for compute capability $CUDA_COMPUTE_CAP with $CUDAFORGE_THREADS nvcc at once"
 cargo build --release --locked -p flambeau --features "$features" --target-dir target/cuda
 if [[ -n $tests ]]; then
-    cargo test --release --locked -p flambeau-worker --features "$features" --lib --test cuda --test cuda_memory --no-run \
+    cargo test --release --locked -p flambeau-worker -p flambeau-gpu --features "$features" --lib --test cuda --test cuda_memory --no-run \
         --target-dir target/cuda
 fi
 

@@ -12,7 +12,7 @@ const FLOORS: [(&str, &[&str]); 15] = [
     ("optimizer", &["shared-proto"]),
     ("table", &["shared-proto", "optimizer"]),
     ("nn", &[]),
-    ("gpu-memory", &[]),
+    ("gpu", &[]),
     ("ps-client", &["shared-proto", "fuzz-input"]),
     (
         "ps-server",
@@ -39,7 +39,7 @@ const FLOORS: [(&str, &[&str]); 15] = [
             "storage",
             "checkpoint",
             "daemon",
-            "gpu-memory",
+            "gpu",
             "nn",
             "table",
             "ps-client",

@@ -281,6 +281,19 @@ fn what_a_ring_cannot_train_is_refused_by_name() {
         said.contains("`cluster.workers` is 2, but must be 1, or absent"),
         "{said}"
     );
+    let by_nccl = ["--set", "strategy.cross_device=nccl"];
+    let output = program().run(
+        &[
+            &["train", "--strategy", "multi-worker-mirrored"],
+            &by_nccl[..],
+        ]
+        .concat(),
+    );
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("built without the feature `nccl`"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -337,3 +337,54 @@ async fn one_rank_of_nccl_makes_the_steps_of_a_gpu_alone() {
     let refused = started.err().unwrap().to_string();
     assert!(refused.contains("a different GPU"), "{refused}");
 }
+
+/// Makes a step on the device, as the only worker of a group. Returns the values.
+#[cfg(feature = "nccl")]
+async fn values_after_a_step_in_a_group(
+    replica: &DeviceReplicas,
+    number: u64,
+    part: f64,
+) -> Vec<f32> {
+    let device = replica.device_steps().unwrap();
+    let group = device.device_group().unwrap();
+    let (positions, step) = prepare(replica, number).await;
+    device.compute_on_device(positions, step).await.unwrap();
+    group.add_up(part).await.unwrap();
+    let made = StepsMade {
+        clock: step.clock.next(),
+        ..StepsMade::default()
+    };
+    device.update_on_device(made).await.unwrap();
+    replica.state().await.unwrap().values
+}
+
+#[cfg(feature = "nccl")]
+#[tokio::test]
+async fn a_gpu_adds_up_in_a_group_and_gives_up_one_that_lacks_a_member() {
+    use std::time::Duration;
+
+    let rest = "[optimizer]\nname = \"sgd\"\n";
+    let mut of_group = job("cnn", rest, "multi-worker-mirrored");
+    Arc::make_mut(&mut of_group).strategy.cross_device = Some(shared_proto::job::CrossDevice::Nccl);
+    let replica = start(&of_group, &[gpu()]).await;
+    let group = replica.device_steps().unwrap().device_group().unwrap();
+    assert_eq!(group.device().len(), 32);
+
+    let lacking = group.join_group(group.new_group().await.unwrap(), 0, 2);
+    let joined = tokio::time::timeout(Duration::from_secs(3), lacking).await;
+    joined.expect_err("it waits for the other member");
+
+    let id = group.new_group().await.unwrap();
+    group.join_group(id, 0, 1).await.unwrap();
+    let before = replica.state().await.unwrap().values;
+    let without = values_after_a_step_in_a_group(&replica, 0, 0.0).await;
+    assert_eq!(before, without, "the part 0 adds nothing");
+    let after = values_after_a_step_in_a_group(&replica, 1, 1.0).await;
+
+    let alone = start(&job("cnn", rest, "mirrored"), &[gpu()]).await;
+    let device = alone.device_steps().unwrap();
+    let (positions, step) = prepare(&alone, 1).await;
+    device.compute_on_device(positions, step).await.unwrap();
+    device.update_on_device(StepsMade::default()).await.unwrap();
+    assert_eq!(after, alone.state().await.unwrap().values);
+}

@@ -2,11 +2,13 @@
 //!
 //! - `rows`: the rows of worlds with servers
 //! - `values`, `model`: values that show the steps and samples in them, and the replica that keeps them; `stages`: its passes of some stages
+//! - `gpus`: GPUs that add up gradients
 //! - `plan`, `trouble`: the properties of a world, and its faults
 //! - `hosts`: the processes
 //! - `history`: what they do, with checks of each change; `saved`: checkpoints; `checker`: the checks at the end
 
 mod checker;
+mod gpus;
 mod history;
 mod hosts;
 mod model;
@@ -19,7 +21,7 @@ mod values;
 
 use std::time::Duration;
 
-use shared_proto::job::{Job, Mode, Momentum, Optimizer, StrategyName};
+use shared_proto::job::{CrossDevice, Job, Mode, Momentum, Optimizer, StrategyName};
 
 use crate::disk::Disk;
 use crate::drain::Drains;
@@ -28,6 +30,7 @@ use crate::pause::Pauses;
 use crate::repeat::Repeats;
 use crate::store::Stores;
 use checker::check;
+use gpus::Gpus;
 use history::{Event, History};
 use plan::Plan;
 use saved::Saved;
@@ -47,6 +50,7 @@ pub(crate) struct World {
     plan: Plan,
     job: Job,
     history: History,
+    gpus: Gpus,
     /// The disk with the coordinator's state.
     disk: Disk,
     stores: Stores,
@@ -78,6 +82,7 @@ impl World {
         }
         // Of a thousand elements, so each variable leaves in a bucket of its own, or almost.
         job.strategy.bucket_mebibytes = plan.buckets.then_some(0.004);
+        job.strategy.cross_device = plan.gpus.then_some(CrossDevice::Nccl);
         job.strategy.backup_workers = plan.backups.then_some(1);
         job.cluster.workers = Some(plan.workers);
         job.cluster.lease_seconds = 2.0;
@@ -88,6 +93,7 @@ impl World {
             seed,
             job,
             history: History::of(plan.shape, plan.backups),
+            gpus: Gpus::new(seed),
             plan,
             disk: Disk::default(),
             stores: Stores::new(seed),

@@ -10,17 +10,19 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use shared_proto::ids::Epoch;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want};
 use tokio::time::{Instant, sleep, sleep_until};
 use worker::replica::{
-    Computed, Description, DeviceSteps, Evaluation, EvaluationPart, Filling, InBuckets, Mirror,
-    MirrorState, Others, Positions, Prepared, Replica, ReplicaError, SlotShare, StageSteps, Step,
-    StepsMade, ValuesId,
+    Computed, Description, DeviceGroup, DeviceSteps, Evaluation, EvaluationPart, Filling,
+    InBuckets, Mirror, MirrorState, Others, Positions, Prepared, Replica, ReplicaError, SlotShare,
+    StageSteps, Step, StepsMade, ValuesId,
 };
 use worker::variables::{BucketedGradients, Part};
 
+use super::gpus::{Gpus, Membership};
 use super::history::History;
 use super::values::{SAMPLES, Shape};
 use super::{World, rows};
@@ -37,6 +39,8 @@ pub(crate) struct Kept {
     shares: bool,
     /// True if a step does not wait for the slowest worker. Then some passes take long.
     backups: bool,
+    /// The GPUs of all workers, if they add up gradients.
+    gpus: Option<Gpus>,
     seed: u64,
     pub(super) own: Mutex<Own>,
 }
@@ -53,6 +57,8 @@ pub(super) struct Own {
     bucketed: Vec<Vec<f32>>,
     /// The gradient of the newest step that was computed on the device, by variable.
     on_device: Option<Vec<Vec<f32>>>,
+    /// The membership of the device in a group.
+    membership: Option<Membership>,
     /// The slots before those, until a step is made.
     before: Option<(SlotShare, Option<PreparedStep>, Vec<f32>)>,
     /// The rows that were pulled last.
@@ -90,6 +96,7 @@ impl Kept {
             },
             shares: world.plan.copies.is_some(),
             backups: world.plan.backups,
+            gpus: world.plan.gpus.then(|| world.gpus.clone()),
             seed: world.seed,
             own: Mutex::default(),
         }
@@ -378,9 +385,10 @@ impl Mirror for Kept {
         Ok(())
     }
 
-    /// Half of the replicas are on a GPU.
+    /// Half of the replicas are on a GPU, and all if GPUs add up gradients.
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
-        self.chance(2).is_multiple_of(2).then_some(self)
+        let on_gpu = self.gpus.is_some() || self.chance(2).is_multiple_of(2);
+        on_gpu.then_some(self)
     }
 
     fn stages(&self) -> Option<&dyn StageSteps> {
@@ -418,5 +426,61 @@ impl DeviceSteps for Kept {
         let gradient = self.own.lock().unwrap().on_device.clone();
         let gradient = gradient.unwrap_or_default().into_iter();
         Ok(gradient.map(Elements::from).collect())
+    }
+
+    fn device_group(&self) -> Option<&dyn DeviceGroup> {
+        self.gpus.is_some().then_some(self)
+    }
+}
+
+impl Kept {
+    fn gpus(&self) -> &Gpus {
+        self.gpus.as_ref().expect("a world with GPUs")
+    }
+}
+
+#[async_trait(?Send)]
+impl DeviceGroup for Kept {
+    fn device(&self) -> String {
+        self.name.clone()
+    }
+
+    async fn new_group(&self) -> Result<Bytes, ReplicaError> {
+        Ok(self.gpus().new_group())
+    }
+
+    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), ReplicaError> {
+        self.own.lock().unwrap().membership = None;
+        let joined = self.gpus().join(&id, rank, ranks).await?;
+        self.own.lock().unwrap().membership = Some(joined);
+        Ok(())
+    }
+
+    async fn leave_group(&self) -> Result<(), ReplicaError> {
+        self.own.lock().unwrap().membership = None;
+        Ok(())
+    }
+
+    /// After a failure the gradient is this replica's part of the sum.
+    async fn add_up(&self, part: f64) -> Result<(), ReplicaError> {
+        let (membership, mut gradient) = {
+            let mut own = self.own.lock().unwrap();
+            (own.membership.take(), own.on_device.take())
+        };
+        let mut membership = membership.expect("the GPU is in a group");
+        let variables = self.description.variables.iter();
+        let zeros = || variables.map(|spec| vec![0.0; spec.elements()]).collect();
+        let mut gradient = match part {
+            0.0 => zeros(),
+            _ => gradient.take().expect("a step was computed on the device"),
+        };
+        for element in gradient.iter_mut().flatten() {
+            *element *= part as f32;
+        }
+        self.own.lock().unwrap().on_device = Some(gradient.clone());
+        let sum = membership.add_up(gradient).await?;
+        let mut own = self.own.lock().unwrap();
+        (own.on_device, own.membership) = (Some(sum), Some(membership));
+        Ok(())
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct Plan {
     pub(crate) backups: bool,
     /// Servers have a table, in sync mode.
     pub(crate) servers: bool,
+    /// Each worker has a GPU, and the GPUs add up gradients.
+    pub(crate) gpus: bool,
 }
 
 /// The most samples of a step that may not count in a world with a backup worker: those of one worker.
@@ -72,11 +74,14 @@ impl Plan {
             groups: false,
             backups: false,
             servers: false,
+            gpus: false,
         };
         plan.buckets = plan.copies.is_none() && has(0.5);
         plan.groups = !plan.buckets && has(0.3);
         plan.backups = plan.copies.is_none() && !plan.buckets && !plan.groups && has(0.7);
         plan.servers = !plan.groups && !plan.backups && has(0.3);
+        plan.gpus = plan.copies.is_none() && !plan.groups && !plan.backups && has(0.4);
+        plan.buckets &= !plan.gpus;
         if plan.groups && plan.all_workers() < 3 {
             // Those that stay would wait for ever.
             (plan.doomed, plan.departs) = (false, false);

@@ -253,6 +253,17 @@ pub enum Wire {
     F16,
 }
 
+impl Wire {
+    /// Returns the name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+}
+
 impl From<Wire> for Dtype {
     fn from(wire: Wire) -> Self {
         match wire {

@@ -31,7 +31,8 @@ pub struct Strategy {
     /// next ones; absent: an eighth of the gradients, at least 0.5 and at most 25.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_mebibytes: Option<f64>,
-    /// `mirrored`: the place where devices add up their gradients; absent: the GPUs, by NCCL, where it is possible.
+    /// The place where devices add up their gradients; absent: with `mirrored` the GPUs, by NCCL, where it is possible, and otherwise the
+    /// workers' memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cross_device: Option<CrossDevice>,
     /// `model-parallel`: the order in which stages compute micro-batches; absent: [`PipelineSchedule::OneForwardOneBackward`].
@@ -190,11 +191,11 @@ impl From<Written> for Strategy {
     }
 }
 
-/// The place where the devices of `mirrored` add up their gradients.
+/// The place where devices add up their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CrossDevice {
-    /// The worker's memory.
+    /// The workers' memory.
     Host,
     /// The GPUs, by NVIDIA's NCCL.
     Nccl,

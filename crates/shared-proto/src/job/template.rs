@@ -98,7 +98,7 @@ batch_norm = "per-replica" # per-replica | synchronised: whose samples batch nor
 #: optimizer_copies = 2 # workers that have each part of the optimizer's state (docs/strategies.md); absent: all
 #: bucket_mebibytes = 25.0 # multi-worker-mirrored, hybrid: gradients leave in parts of this size while the backward pass runs;
 #:                         # absent: an eighth of the gradients, at least 0.5 and at most 25
-#: cross_device = "host" # mirrored: host | nccl, where devices add up gradients; absent: nccl if it is possible
+#: cross_device = "host" # host | nccl, where devices add up gradients; absent: with mirrored nccl if it is possible, otherwise host
 #: schedule = "1f1b"     # model-parallel: 1f1b | gpipe, the order in which stages compute micro-batches
 #: micro_batches = 16    # model-parallel: the parts of a batch that follow each other through the stages; absent: 4 for each device
 #: stages = 4            # model-parallel: the stages that the model is cut into; absent: one for each device

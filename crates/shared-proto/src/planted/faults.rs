@@ -129,6 +129,8 @@ faults! {
         UpdatesNotShared,
         /// A step counts as made, though a member has left the ring within it.
         HalfAStep,
+        /// The sum of the members' devices counts, though a member has left before it was done.
+        SumOfSome,
         /// The numbers of a member that has left count as zeros.
         MissingPieces,
         /// Each member cuts gradients into buckets in an order of its own.

@@ -89,15 +89,15 @@ pub(super) fn apply(gpu: usize, limit: Option<MemoryLimit>) -> Result<(), Device
         }
         None => {}
     }
-    let refused = |error: gpu_memory::Error| DeviceError::Limit {
+    let refused = |error: gpu::Error| DeviceError::Limit {
         index: gpu,
         problem: error.to_string(),
     };
     match limit {
-        Some(limit) => gpu_memory::limit(gpu, limit.bytes, limit.reserved).map_err(refused)?,
+        Some(limit) => gpu::pool::limit(gpu, limit.bytes, limit.reserved).map_err(refused)?,
         None => {
             // Some GPUs have no pools; candle then allocates without them.
-            if let Err(error) = gpu_memory::retain(gpu) {
+            if let Err(error) = gpu::pool::retain(gpu) {
                 tracing::warn!(gpu, "free memory is not kept for the next tensors: {error}");
             }
         }

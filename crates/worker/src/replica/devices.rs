@@ -14,6 +14,7 @@ use futures_util::future::{join_all, try_join_all};
 use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
 
+use self::gpus::Adding;
 use self::share::{Share, part};
 use super::error::ReplicaError;
 use super::filling::Filling;
@@ -36,8 +37,7 @@ pub struct DeviceReplicas {
     clip: Clip,
     /// True if only the first replica keeps the optimizer's state and makes updates, and the others copy its values.
     central: bool,
-    /// True if the replicas add up their gradients on the GPUs, by NCCL.
-    on_gpus: bool,
+    adding: Adding,
 }
 
 impl DeviceReplicas {
@@ -81,14 +81,14 @@ impl DeviceReplicas {
             let unclipped = Arc::make_mut(&mut of_part);
             (unclipped.clip_value, unclipped.clip_norm) = (None, None);
         }
-        let on_gpus = gpus::add_up(job, devices)?;
+        let adding = gpus::adding(job, devices)?;
         let own_queues: Vec<Device>;
-        let devices = match on_gpus {
-            true => {
+        let devices = match adding {
+            Adding::Nowhere => devices,
+            Adding::WithinWorker | Adding::AmongWorkers => {
                 own_queues = gpus::with_one_queue_each(devices)?;
                 &own_queues
             }
-            false => devices,
         };
         let mut replicas = Vec::new();
         let cpus = devices.iter().filter(|device| device.is_cpu()).count();
@@ -108,9 +108,15 @@ impl DeviceReplicas {
                 )));
             }
         }
+        if adding == Adding::AmongWorkers && replicas.iter().any(|own| own.device_steps().is_none())
+        {
+            return Err(gpus::impossible(
+                "a model with tables cannot clip gradients",
+            ));
+        }
         let central =
             strategy == StrategyName::CentralStorage || job.strategy.optimizer_copies.is_some();
-        if on_gpus {
+        if adding == Adding::WithinWorker {
             gpus::join(&replicas).await?;
         }
         tell(devices);
@@ -118,7 +124,7 @@ impl DeviceReplicas {
             replicas,
             clip,
             central,
-            on_gpus,
+            adding,
         })
     }
 
@@ -136,7 +142,7 @@ impl DeviceReplicas {
             replicas,
             clip: job.clip(),
             central: false,
-            on_gpus: false,
+            adding: Adding::Nowhere,
         })
     }
 
@@ -365,7 +371,7 @@ impl Mirror for DeviceReplicas {
 
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         match &self.replicas[..] {
-            _ if self.on_gpus => Some(self),
+            _ if self.adding == Adding::WithinWorker => Some(self),
             [one] => one.device_steps(),
             _ => None,
         }

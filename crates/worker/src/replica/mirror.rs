@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use shared_proto::ids::{Clock, Epoch, RunNumber};
 use shared_proto::payload::Elements;
 
@@ -102,7 +103,7 @@ pub trait StageSteps {
     ) -> Result<Computed, ReplicaError>;
 }
 
-/// A replica that can make steps alone, with gradients that stay in the memory of its device.
+/// A replica that can make steps with gradients that stay in the memory of its device.
 #[async_trait(?Send)]
 pub trait DeviceSteps {
     /// Returns whether the device has memory of its own, so that steps on it need fewer copies.
@@ -121,6 +122,32 @@ pub trait DeviceSteps {
 
     /// Returns the kept gradients.
     async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError>;
+
+    /// Returns the replica as one of a group with the replicas of other workers. Returns none by default.
+    fn device_group(&self) -> Option<&dyn DeviceGroup> {
+        None
+    }
+}
+
+/// A replica on a device that can add up gradients with the devices of other workers, without a copy on the host. If a member of the group
+/// dies, the operations of the others may never return. Dropping their futures cancels them.
+#[async_trait(?Send)]
+pub trait DeviceGroup {
+    /// Returns the name of the device, which no other device has.
+    fn device(&self) -> String;
+
+    /// Returns the id of a new group.
+    async fn new_group(&self) -> Result<Bytes, ReplicaError>;
+
+    /// Joins a group as one of `ranks` replicas, and leaves the one before. Returns once all have joined.
+    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), ReplicaError>;
+
+    /// Leaves the group, if the replica is in one.
+    async fn leave_group(&self) -> Result<(), ReplicaError>;
+
+    /// Replaces the kept gradients by the sum of all replicas' gradients, each times its `part`. A replica with the part 0 adds zeros, whatever
+    /// it keeps. After an error or a cancellation the replica is in no group, and the kept gradients are undefined.
+    async fn add_up(&self, part: f64) -> Result<(), ReplicaError>;
 }
 
 /// A replica that has a part of the optimizer's state, because the job shares it out among the workers. Elements are numbered over

@@ -82,6 +82,8 @@ pub struct ModelReplica {
     /// True if gradients can stay on the device.
     steps_on_device: bool,
     on_gpu: bool,
+    /// The name of the device if it can be in a group with those of other workers. No other device has it.
+    unique_name: Option<String>,
     /// The number of devices that have stages of a model; 0 if the model is not cut.
     stage_devices: usize,
 }
@@ -119,6 +121,7 @@ impl ModelReplica {
         let fills_buckets = !clips && accumulate == 1 && is_whole;
         let stage_devices = if is_whole { 0 } else { devices.len() };
         let on_gpu = devices.first().is_some_and(|device| !device.is_cpu());
+        let unique_name = devices.first().and_then(gpus::unique_name);
         let threads = (is_whole && !on_gpu).then_some(threads);
         let serve = move || match Thread::new(job, registry, &devices) {
             Ok((mut thread, requests)) => {
@@ -147,6 +150,7 @@ impl ModelReplica {
                     fills_buckets,
                     steps_on_device,
                     on_gpu,
+                    unique_name,
                     stage_devices,
                 })
             }

@@ -38,6 +38,9 @@ fn copied(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
     let range = start..start + layout.shape().elem_count();
     let copied = match &*storage {
         Storage::Cpu(memory) => memory.clone(),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(memory) => return super::gpu_copies::read(memory, range),
+        #[cfg(not(feature = "cuda"))]
         Storage::Cuda(memory) => memory.to_cpu_storage()?,
         Storage::Metal(memory) => memory.to_cpu_storage()?,
     };
@@ -88,13 +91,6 @@ impl InplaceOp1 for Overwrite<'_> {
         storage: &mut candle_core::CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<()> {
-        // Values arrive at any address and in several types, so they are converted in a copy first.
-        let mut values = vec![0f32; self.values.len()];
-        self.values.copy_to(&mut values);
-        let start = layout.start_offset() + self.start;
-        let device = storage.device().clone();
-        let memory = storage.as_cuda_slice_mut::<f32>()?;
-        let mut part = memory.slice_mut(start..start + values.len());
-        device.memcpy_htod(&values, &mut part)
+        super::gpu_copies::write(storage, layout.start_offset() + self.start, self.values)
     }
 }

@@ -7,11 +7,13 @@
 //!   `on_device`: all of it in the memory of a GPU
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
-//! - `memory`: candle's memory, read and written
+//! - `memory`: candle's memory, read and written; `gpu_copies`: that of a GPU
 
 mod buckets;
 mod error;
 mod files;
+#[cfg(feature = "cuda")]
+mod gpu_copies;
 mod gradients;
 mod initial;
 mod memory;

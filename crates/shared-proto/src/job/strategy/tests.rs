@@ -49,21 +49,49 @@ fn batch_norm_is_synchronised_where_replicas_compute_together() {
 }
 
 #[test]
-fn the_place_where_devices_add_up_is_a_choice_of_mirrored() {
+fn the_place_where_devices_add_up_is_a_choice_where_each_has_the_whole_model() {
     for place in ["host", "nccl"] {
         let job = |name: &str| {
             let strategy = format!("name = \"{name}\"\ncross_device = \"{place}\"");
             Job::from_toml(&format!("[strategy]\n{strategy}"))
         };
-        let mirrored = job("mirrored").unwrap();
-        assert_eq!(mirrored.strategy.cross_device.unwrap().name(), place);
-        assert_eq!(Job::from_toml(&mirrored.to_toml()).unwrap(), mirrored);
+        for name in ["mirrored", "multi-worker-mirrored", "hybrid"] {
+            let job = job(name).unwrap();
+            assert_eq!(job.strategy.cross_device.unwrap().name(), place);
+            assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        }
         let error = job("central-storage").unwrap_err().to_string();
         let start = format!(
             "job setting `strategy.cross_device` is \"{place}\", but it does not count with `strategy.name` \"central-storage\""
         );
         assert!(error.starts_with(&start), "{error}");
     }
+}
+
+#[test]
+fn workers_whose_gpus_add_up_exchange_whole_gradients_of_f32() {
+    let job = |name: &str, place: &str, setting: &str| {
+        let strategy = format!("name = \"{name}\"\ncross_device = \"{place}\"\n{setting}");
+        Job::from_toml(&format!("[strategy]\n{strategy}"))
+    };
+    for (field, value) in [
+        ("optimizer_copies", "1"),
+        ("backup_workers", "1"),
+        ("bucket_mebibytes", "0.5"),
+        ("batch_norm", "\"synchronised\""),
+        ("wire", "\"bf16\""),
+    ] {
+        let setting = format!("{field} = {value}");
+        let error = job("multi-worker-mirrored", "nccl", &setting).unwrap_err();
+        let error = error.to_string();
+        let start = format!(
+            "job setting `strategy.{field}` is {value}, but it does not count with `strategy.cross_device` \"nccl\"; "
+        );
+        assert!(error.starts_with(&start), "{error}");
+        job("multi-worker-mirrored", "host", &setting).unwrap();
+    }
+    // Rows travel as `bf16`.
+    job("hybrid", "nccl", "wire = \"bf16\"").unwrap();
 }
 
 #[test]

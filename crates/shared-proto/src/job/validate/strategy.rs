@@ -1,7 +1,7 @@
 //! Checks of a job's strategy.
 
 use super::Shown;
-use crate::job::{BatchNorm, Job, JobError, Mode, Strategy, StrategyName};
+use crate::job::{BatchNorm, CrossDevice, Job, JobError, Mode, Strategy, StrategyName, Wire};
 
 /// The most micro-batches of a batch, and the most stages of a model: the order of a step is made from both.
 const MOST_MICRO_BATCHES: u32 = 4096;
@@ -158,18 +158,73 @@ impl Strategy {
         }
     }
 
-    /// Checks the place where devices add up, which is a choice with `mirrored` alone.
+    /// Checks the place where devices add up: a choice with `mirrored`, and where workers with the whole model add up dense gradients.
     pub(super) fn validate_cross_device(&self) -> Result<(), JobError> {
-        match (self.cross_device, self.name) {
-            (None, _) | (_, StrategyName::Mirrored) => Ok(()),
-            (Some(place), name) => Err(JobError::Unused {
-                field: "strategy.cross_device",
-                value: format!("{:?}", place.name()),
-                other: "strategy.name",
-                other_value: format!("{:?}", name.name()),
-                advice: "leave it out, or use \"mirrored\"",
-            }),
+        let Some(place) = self.cross_device else {
+            return Ok(());
+        };
+        let among_workers = match self.name {
+            StrategyName::Mirrored => false,
+            StrategyName::MultiWorkerMirrored | StrategyName::Hybrid => place == CrossDevice::Nccl,
+            name => {
+                return Err(JobError::Unused {
+                    field: "strategy.cross_device",
+                    value: format!("{:?}", place.name()),
+                    other: "strategy.name",
+                    other_value: format!("{:?}", name.name()),
+                    advice: "leave it out, or use \"mirrored\", \"multi-worker-mirrored\" or \"hybrid\"",
+                });
+            }
+        };
+        for (field, value, why) in self.excluded_by_nccl() {
+            if let Some(value) = value.filter(|_| among_workers) {
+                return Err(JobError::Unused {
+                    field,
+                    value,
+                    other: "strategy.cross_device",
+                    other_value: "\"nccl\"".to_owned(),
+                    advice: why,
+                });
+            }
         }
+        Ok(())
+    }
+
+    /// Returns the settings for which workers cannot add up gradients by NCCL: for each its name, its value if it is set, and advice to the
+    /// user.
+    fn excluded_by_nccl(&self) -> [(&'static str, Option<String>, &'static str); 5] {
+        let number = |value: u32| value.to_string();
+        let synchronised = self.batch_norm == BatchNorm::Synchronised;
+        // With `hybrid`, rows travel in this type.
+        let without_rows = self.name == StrategyName::MultiWorkerMirrored;
+        let unused_wire = self.wire != Wire::F32 && without_rows;
+        [
+            (
+                "strategy.optimizer_copies",
+                self.optimizer_copies.map(number),
+                "leave one of them out: each GPU has the whole state of the optimizer",
+            ),
+            (
+                "strategy.backup_workers",
+                self.backup_workers.map(number),
+                "leave one of them out: NCCL waits for all GPUs",
+            ),
+            (
+                "strategy.bucket_mebibytes",
+                self.bucket_mebibytes.map(|mebibytes| mebibytes.to_string()),
+                "leave one of them out: the gradients of GPUs are added up as a whole",
+            ),
+            (
+                "strategy.batch_norm",
+                synchronised.then(|| "\"synchronised\"".to_owned()),
+                "leave one of them out: batch normalisation adds up in the workers' memory",
+            ),
+            (
+                "strategy.wire",
+                unused_wire.then(|| format!("{:?}", self.wire.name())),
+                "leave one of them out: NCCL adds up f32",
+            ),
+        ]
     }
 
     /// Checks the settings of stages, which count with `model-parallel` alone.

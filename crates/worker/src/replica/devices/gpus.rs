@@ -24,37 +24,67 @@ pub(super) fn with_one_queue_each(devices: &[Device]) -> Result<Vec<Device>, Rep
     devices.map_err(|error| ReplicaError::Devices(error.to_string()))
 }
 
-/// Returns whether the replicas of a job add up their gradients on these GPUs.
-pub(super) fn add_up(job: &Job, devices: &[Device]) -> Result<bool, ReplicaError> {
+/// The GPUs that add up gradients among themselves, by NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Adding {
+    /// None: gradients are added up on the host.
+    Nowhere,
+    /// Those of this worker.
+    WithinWorker,
+    /// Those of several workers, each of which has one.
+    AmongWorkers,
+}
+
+/// Returns the GPUs among which the replicas of a job on these devices add up their gradients.
+///
+/// # Errors
+/// [`ReplicaError::Devices`] if the job wants NCCL where it is not possible.
+pub(super) fn adding(job: &Job, devices: &[Device]) -> Result<Adding, ReplicaError> {
     let wanted = job.strategy.cross_device;
-    let several = devices.len() > 1 || wanted == Some(CrossDevice::Nccl);
-    let mirrored = job.strategy.name == StrategyName::Mirrored;
-    if !mirrored || wanted == Some(CrossDevice::Host) || !several {
-        return Ok(false);
+    let (adding, wanted) = match (job.strategy.name, wanted) {
+        (_, Some(CrossDevice::Host)) => return Ok(Adding::Nowhere),
+        (StrategyName::Mirrored, Some(CrossDevice::Nccl)) => (Adding::WithinWorker, true),
+        (StrategyName::Mirrored, None) if devices.len() > 1 => (Adding::WithinWorker, false),
+        (_, Some(CrossDevice::Nccl)) => (Adding::AmongWorkers, true),
+        (_, None) => return Ok(Adding::Nowhere),
+    };
+    match problem(job, devices, adding) {
+        None => Ok(adding),
+        Some(problem) if wanted => Err(impossible(problem)),
+        Some(_) => Ok(Adding::Nowhere),
     }
-    let numbers = devices.iter().map(|device| match device.location() {
+}
+
+/// Returns the error of a job that wants NCCL where it is not possible.
+pub(super) fn impossible(problem: &str) -> ReplicaError {
+    ReplicaError::Devices(format!(
+        "`strategy.cross_device = \"nccl\"` is not possible: {problem}; leave it out, or use \"host\""
+    ))
+}
+
+/// Returns why these devices cannot add up by NCCL; none if they can.
+fn problem(job: &Job, devices: &[Device], adding: Adding) -> Option<&'static str> {
+    let number = |device: &Device| match device.location() {
         DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
         DeviceLocation::Cpu | DeviceLocation::Metal { .. } => None,
-    });
-    let numbers: Option<BTreeSet<usize>> = numbers.collect();
-    let apart = numbers.is_some_and(|numbers| numbers.len() == devices.len());
-    let problem = match apart {
-        _ if !cfg!(feature = "nccl") => {
-            "this program was built without the feature `nccl` (docs/cuda.md)"
-        }
-        false => "each device must be a different GPU",
-        true if job.accumulate > 1 => "the job adds up several batches in a step (`accumulate`)",
-        true if job.strategy.batch_norm == BatchNorm::Synchronised => {
-            "`strategy.batch_norm = \"synchronised\"` adds up in the worker's memory"
-        }
-        true => return Ok(true),
     };
-    match wanted {
-        Some(CrossDevice::Nccl) => Err(ReplicaError::Devices(format!(
-            "`strategy.cross_device = \"nccl\"` is not possible: {problem}; leave it out, or use \"host\""
-        ))),
-        None | Some(CrossDevice::Host) => Ok(false),
+    let numbers: Option<BTreeSet<usize>> = devices.iter().map(number).collect();
+    let apart = numbers.is_some_and(|numbers| numbers.len() == devices.len());
+    if !cfg!(feature = "nccl") {
+        return Some("this program was built without the feature `nccl` (docs/cuda.md)");
     }
+    if adding == Adding::AmongWorkers && devices.len() != 1 {
+        return Some("each worker must have one GPU; start a worker for each");
+    }
+    if !apart {
+        return Some("each device must be a different GPU");
+    }
+    if job.accumulate > 1 {
+        return Some("the job adds up several batches in a step (`accumulate`)");
+    }
+    let synchronised = job.strategy.batch_norm == BatchNorm::Synchronised;
+    synchronised
+        .then_some("`strategy.batch_norm = \"synchronised\"` adds up in the worker's memory")
 }
 
 /// Makes the replicas, each on a GPU of its own, a group of NCCL.

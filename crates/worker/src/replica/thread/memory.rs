@@ -99,7 +99,7 @@ fn in_use(device: &Device) -> String {
     let DeviceLocation::Cuda { gpu_id } = device.location() else {
         return String::new();
     };
-    match gpu_memory::usage(gpu_id) {
+    match gpu::pool::usage(gpu_id) {
         Ok(usage) => {
             let mebibytes = usage.most_used >> 20;
             format!("; the most memory in use was {mebibytes} MiB")

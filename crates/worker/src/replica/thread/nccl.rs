@@ -1,11 +1,17 @@
-//! Sums of gradients among the GPUs of a process, by NVIDIA's NCCL. Each GPU has a thread of its own, which takes part with its own stream.
+//! Sums of gradients among GPUs, by NVIDIA's NCCL. Each GPU has a thread of its own, which takes part with its own stream. Replicas of one process
+//! use cudarc's communicator; those of several processes use one that can be cancelled.
 
-use candle_core::backend::BackendStorage;
+use std::cell::RefCell;
+
+use bytes::Bytes;
+use candle_core::cuda_backend::cudarc::driver::CudaViewMut;
 use candle_core::cuda_backend::cudarc::nccl::result::NcclError;
 use candle_core::cuda_backend::cudarc::nccl::{Comm, Id, ReduceOp};
 use candle_core::{
-    CpuStorage, CudaStorage, Device, Error, InplaceOp1, Layout, Result, Tensor, bail,
+    CpuStorage, CudaStorage, Device, DeviceLocation, Error, InplaceOp1, Layout, Result, Tensor,
+    bail,
 };
+use gpu::nccl;
 
 /// NCCL's id of a group of GPUs.
 #[derive(Clone, Copy, Debug)]
@@ -45,13 +51,82 @@ impl Communicator {
     /// # Errors
     /// NCCL's.
     pub(crate) fn add_up(&self, tensor: &Tensor) -> Result<()> {
-        tensor.inplace_op1(&AddUp(&self.0))
+        if tensor.device().location() != self.location() {
+            bail!("the tensor is on another GPU than the communicator");
+        }
+        tensor.inplace_op1(&AddUp(|memory: &mut CudaViewMut<'_, f32>| {
+            let summed = self.0.all_reduce_in_place(memory, &ReduceOp::Sum);
+            summed.map(drop).map_err(refused)
+        }))
+    }
+
+    fn location(&self) -> DeviceLocation {
+        let gpu_id = self.0.ordinal();
+        DeviceLocation::Cuda { gpu_id }
     }
 }
 
-struct AddUp<'a>(&'a Comm);
+/// A GPU's communicator with the GPUs of other workers; none after an error.
+#[derive(Debug)]
+pub(crate) struct GroupCommunicator(Option<nccl::Communicator>);
 
-impl InplaceOp1 for AddUp<'_> {
+impl GroupCommunicator {
+    /// Returns an id, with which GPUs form one communicator.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub(crate) fn new_id() -> Result<Bytes> {
+        let id = nccl::new_id().map_err(Error::wrap)?;
+        Ok(Bytes::copy_from_slice(&id))
+    }
+
+    /// Forms a communicator of `ranks` GPUs. Returns once all have called this.
+    ///
+    /// # Errors
+    /// NCCL's, or if the device is no GPU, the id is none, or `cancelled` returns true.
+    pub(crate) fn join(
+        device: &Device,
+        id: &[u8],
+        (rank, ranks): (usize, usize),
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Self> {
+        let Ok(id) = id.try_into() else {
+            bail!("{} bytes are not the id of a communicator", id.len());
+        };
+        let stream = device.as_cuda_device()?.cuda_stream();
+        let joined = nccl::Communicator::join(&stream, id, rank, ranks, cancelled);
+        joined.map(|comm| Self(Some(comm))).map_err(Error::wrap)
+    }
+
+    /// Replaces a contiguous tensor by the sum of all ranks' tensors. All ranks make the same calls. Returns once the sum is there.
+    ///
+    /// # Errors
+    /// NCCL's, or if `cancelled` returns true. The communicator is then aborted.
+    pub(crate) fn add_up(&mut self, tensor: &Tensor, cancelled: &dyn Fn() -> bool) -> Result<()> {
+        let comm = RefCell::new(&mut self.0);
+        tensor.inplace_op1(&AddUp(|memory: &mut CudaViewMut<'_, f32>| {
+            let mut comm = comm.borrow_mut();
+            let Some(joined) = comm.take() else {
+                bail!("the communicator is aborted");
+            };
+            **comm = Some(joined.add_up(memory, cancelled).map_err(Error::wrap)?);
+            Ok(())
+        }))
+    }
+}
+
+/// Returns a name of the device that no other device has; none if it is no GPU.
+pub(crate) fn unique_name(device: &Device) -> Option<String> {
+    let stream = device.as_cuda_device().ok()?.cuda_stream();
+    let id = stream.context().uuid().ok()?;
+    let digits = id.bytes.iter().map(|byte| format!("{:02x}", *byte as u8));
+    Some(digits.collect())
+}
+
+/// Changes the memory of a contiguous tensor on a GPU.
+struct AddUp<F>(F);
+
+impl<F: Fn(&mut CudaViewMut<'_, f32>) -> Result<()>> InplaceOp1 for AddUp<F> {
     fn name(&self) -> &'static str {
         "add-up"
     }
@@ -64,15 +139,8 @@ impl InplaceOp1 for AddUp<'_> {
         let Some((start, end)) = layout.contiguous_offsets() else {
             bail!("NCCL adds up contiguous tensors alone")
         };
-        let device = storage.device().clone();
-        if device.cuda_stream().context().ordinal() != self.0.ordinal() {
-            bail!("the tensor is on another GPU than the communicator")
-        }
         let memory = storage.as_cuda_slice_mut::<f32>()?;
-        let summed = self
-            .0
-            .all_reduce_in_place(&mut memory.slice_mut(start..end), &ReduceOp::Sum);
-        summed.map(drop).map_err(refused)
+        (self.0)(&mut memory.slice_mut(start..end))
     }
 }
 
@@ -90,11 +158,15 @@ mod tests {
 
     #[test]
     fn one_rank_adds_up_its_own_tensor() {
-        let device = Device::new_cuda(0).unwrap();
+        let device = Device::new_cuda_with_stream(0).unwrap();
         let alone = Communicator::join(&device, NcclId::new().unwrap(), 0, 1).unwrap();
         let numbers: Vec<f32> = (0..1 << 20).map(|n| n as f32 * 0.5).collect();
         let tensor = Tensor::from_slice(&numbers, numbers.len(), &device).unwrap();
         alone.add_up(&tensor).unwrap();
+        assert_eq!(tensor.to_vec1::<f32>().unwrap(), numbers);
+        let id = GroupCommunicator::new_id().unwrap();
+        let mut alone = GroupCommunicator::join(&device, &id, (0, 1), &|| false).unwrap();
+        alone.add_up(&tensor, &|| false).unwrap();
         assert_eq!(tensor.to_vec1::<f32>().unwrap(), numbers);
     }
 }

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use candle_core::{Error, Tensor};
 use nn::backward;
 use shared_proto::job::Clip;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
 
-use super::gpus::{Communicator, NcclId};
+use super::gpus::{Communicator, GroupCommunicator, NcclId};
 use super::memory::OutOfMemory;
 use super::pass::{Begun, loss_value};
 use super::{Command, ModelReplica, Thread, nothing};
+use crate::candle_error::plain;
 use crate::replica::error::ReplicaError;
-use crate::replica::mirror::{DeviceSteps, StepsMade};
+use crate::replica::mirror::{DeviceGroup, DeviceSteps, StepsMade};
 use crate::replica::mirrored::Reply;
 use crate::replica::step::{Computed, Positions, Step};
 use crate::tables;
@@ -29,6 +31,8 @@ pub(super) struct OnDevice {
     squares_of_rows: f64,
     /// The membership in the group of the worker's GPUs.
     communicator: Option<Communicator>,
+    /// The communicator of several workers' GPUs.
+    group: Option<GroupCommunicator>,
 }
 
 impl OnDevice {
@@ -47,6 +51,11 @@ pub(super) enum DeviceCommand {
     JoinGpus(NcclId, usize, usize, Reply<()>),
     ComputePart(PartOfStep, Reply<f64>),
     AddUp(Clip, Reply<f64>),
+    NewGroup(Reply<Bytes>),
+    /// With the rank of this GPU among those of all workers, and their number.
+    JoinGroup(Bytes, usize, usize, Reply<()>),
+    LeaveGroup(Reply<()>),
+    AddUpInGroup(f64, Reply<()>),
 }
 
 /// A step that several devices compute: the part of its samples that one of them has.
@@ -71,6 +80,21 @@ impl Thread {
             }
             DeviceCommand::ComputePart(of, reply) => drop(reply.send(self.compute_part(of))),
             DeviceCommand::AddUp(clip, reply) => drop(reply.send(self.add_up_gradients(clip))),
+            DeviceCommand::NewGroup(reply) => {
+                drop(reply.send(GroupCommunicator::new_id().map_err(in_group)));
+            }
+            DeviceCommand::JoinGroup(id, rank, ranks, reply) => {
+                let joined = self.join_group(&id, (rank, ranks), &|| reply.is_closed());
+                drop(reply.send(joined));
+            }
+            DeviceCommand::LeaveGroup(reply) => {
+                self.on_device.group = None;
+                drop(reply.send(Ok(())));
+            }
+            DeviceCommand::AddUpInGroup(part, reply) => {
+                let added = self.add_up_in_group(part, &|| reply.is_closed());
+                drop(reply.send(added));
+            }
         }
     }
 
@@ -115,6 +139,43 @@ impl Thread {
         };
         gradients.each(|vector| communicator.add_up(vector))?;
         self.clip_gradients(clip)
+    }
+
+    /// Forms a communicator with the GPUs of other workers, in place of the one before.
+    fn join_group(
+        &mut self,
+        id: &[u8],
+        place: (usize, usize),
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), ReplicaError> {
+        self.on_device.group = None;
+        let joined = GroupCommunicator::join(&self.device, id, place, cancelled);
+        self.on_device.group = Some(joined.map_err(in_group)?);
+        Ok(())
+    }
+
+    /// Adds up the kept gradients, times this worker's part, with those of the other workers. A worker with the part 0 adds zeros. After a
+    /// failure there is no communicator.
+    fn add_up_in_group(
+        &mut self,
+        part: f64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), ReplicaError> {
+        let groups = self.groups();
+        let no_group = || in_group(Error::msg("the GPU is in no group"));
+        let mut group = self.on_device.group.take().ok_or_else(no_group)?;
+        let own = match self.on_device.gradients.take() {
+            Some(kept) if part > 0.0 => kept.times(part)?,
+            None if part > 0.0 => return Err(not_kept().into()),
+            _ => DeviceGradients::zeros(&groups, &self.variables)?,
+        };
+        own.each(|vector| group.add_up(vector, cancelled))
+            .map_err(in_group)?;
+        if !cancelled() {
+            self.on_device.gradients = Some(own);
+            self.on_device.group = Some(group);
+        }
+        Ok(())
     }
 
     /// Computes the gradients of a step, and keeps those of variables. Returns the loss and those of rows, without a norm.
@@ -205,6 +266,11 @@ fn not_kept() -> Error {
     )
 }
 
+/// Returns the error of a sum among GPUs.
+fn in_group(error: Error) -> ReplicaError {
+    ReplicaError::Devices(plain(&error))
+}
+
 #[async_trait(?Send)]
 impl DeviceSteps for ModelReplica {
     fn saves_copies(&self) -> bool {
@@ -227,6 +293,37 @@ impl DeviceSteps for ModelReplica {
 
     async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError> {
         self.ask(|reply| Command::OnDevice(DeviceCommand::Gradients(reply)))
+            .await
+    }
+
+    fn device_group(&self) -> Option<&dyn DeviceGroup> {
+        self.unique_name.is_some().then_some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl DeviceGroup for ModelReplica {
+    fn device(&self) -> String {
+        self.unique_name.clone().unwrap_or_default()
+    }
+
+    async fn new_group(&self) -> Result<Bytes, ReplicaError> {
+        self.ask(|reply| Command::OnDevice(DeviceCommand::NewGroup(reply)))
+            .await
+    }
+
+    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), ReplicaError> {
+        self.ask(|reply| Command::OnDevice(DeviceCommand::JoinGroup(id, rank, ranks, reply)))
+            .await
+    }
+
+    async fn leave_group(&self) -> Result<(), ReplicaError> {
+        self.ask(|reply| Command::OnDevice(DeviceCommand::LeaveGroup(reply)))
+            .await
+    }
+
+    async fn add_up(&self, part: f64) -> Result<(), ReplicaError> {
+        self.ask(|reply| Command::OnDevice(DeviceCommand::AddUpInGroup(part, reply)))
             .await
     }
 }

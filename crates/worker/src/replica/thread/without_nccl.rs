@@ -1,5 +1,6 @@
 //! Stands in for `nccl` in a program without it; each call fails.
 
+use bytes::Bytes;
 use candle_core::{Device, Result, Tensor, bail};
 
 /// NCCL's id of a group of GPUs.
@@ -38,4 +39,44 @@ impl Communicator {
     pub(crate) fn add_up(&self, _: &Tensor) -> Result<()> {
         match self.0 {}
     }
+}
+
+/// A GPU's communicator with the GPUs of other workers.
+#[derive(Debug)]
+pub(crate) struct GroupCommunicator(std::convert::Infallible);
+
+impl GroupCommunicator {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn new_id() -> Result<Bytes> {
+        bail!("this program was built without NCCL")
+    }
+
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn join(
+        _: &Device,
+        _: &[u8],
+        _: (usize, usize),
+        _: &dyn Fn() -> bool,
+    ) -> Result<Self> {
+        bail!("this program was built without NCCL")
+    }
+
+    /// Is never called: without NCCL no communicator exists.
+    ///
+    /// # Errors
+    /// None.
+    pub(crate) fn add_up(&mut self, _: &Tensor, _: &dyn Fn() -> bool) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// Returns none: no group takes the device.
+pub(crate) fn unique_name(_: &Device) -> Option<String> {
+    None
 }

@@ -1,4 +1,4 @@
-//! The agreement of a ring's members about buckets, and what this member computes or waits for.
+//! The agreement of a ring's members about buckets and devices, and what this member computes or waits for.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::open_step::OpenStep;
 use crate::replica::Wait;
 use crate::variables::BucketPlan;
 
-/// The state of a ring's buckets, the same on all members, and what this member knows of the present step.
+/// The state of a ring's buckets and devices, the same on all members, and what this member knows of the present step.
 #[derive(Default)]
 pub(super) struct Agreed {
     /// True if all members fill buckets. Otherwise each adds up whole gradients.
@@ -21,11 +21,13 @@ pub(super) struct Agreed {
     pub(super) repeated: Cell<u64>,
     /// The plan that all members have; none until they have an order.
     pub(super) plan: RefCell<Option<Arc<BucketPlan>>>,
+    /// True if the members' devices are a group, which adds up gradients.
+    pub(super) has_device_group: Cell<bool>,
     /// True while this member's replica computes.
     pub(super) computing: Cell<bool>,
     /// The waits for the neighbours in the stage group while the replica computes its stages.
     pub(super) in_stages: RefCell<Option<StageWaits>>,
-    /// The step that is open, in a job with backup workers.
+    /// The step that is open, in a job with backup workers or with devices that add up.
     pub(super) open: OpenStep,
 }
 

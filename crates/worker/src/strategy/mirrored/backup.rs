@@ -320,12 +320,17 @@ impl Ring {
         self.agreed.open.waits.set(true);
     }
 
-    async fn answer(&self, answer: Answer) -> Result<(), Lost> {
+    /// Tells rank 0 about this member's gradient.
+    pub(super) async fn answer(&self, answer: Answer) -> Result<(), Lost> {
         self.play(self.group.send_signal(0, answer as u8)).await
     }
 
     /// Waits for a signal of a rank, and reads it.
-    async fn signal_of<T>(&self, rank: Rank, read: impl Fn(u8) -> Option<T>) -> Result<T, Lost> {
+    pub(super) async fn signal_of<T>(
+        &self,
+        rank: Rank,
+        read: impl Fn(u8) -> Option<T>,
+    ) -> Result<T, Lost> {
         let signal = self.play(self.group.receive_signal(rank)).await?;
         read(signal).ok_or_else(|| {
             let why = format!(

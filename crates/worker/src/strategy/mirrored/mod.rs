@@ -8,6 +8,7 @@
 //! - `agreed`: the agreement of a ring's members about buckets, and what this one waits for
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `stages`: a model in stages on several members
+//! - `devices`: gradients that stay on the members' devices, and are added up there
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `backup`: steps that do not wait for the slowest members; `open_step`: what these have told rank 0
 //! - `counters`: metrics
@@ -17,6 +18,7 @@ mod backup;
 mod buckets;
 mod checkpoints;
 mod counters;
+mod devices;
 mod gradient;
 mod open_step;
 mod ring;
@@ -32,7 +34,7 @@ use async_trait::async_trait;
 use collective::{Exchange, Identity};
 use daemon::membership::{Coordinator, Sender};
 use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
-use shared_proto::job::{BatchNorm, NonFinite, StageGroups};
+use shared_proto::job::{BatchNorm, CrossDevice, NonFinite, StageGroups};
 use shared_proto::network::Network;
 use shared_proto::payload::Dtype;
 use shared_proto::step::Gradients;
@@ -44,6 +46,7 @@ use self::backup::Backup;
 use self::buckets::{Buckets, Summed, whole};
 use self::checkpoints::Checkpoints;
 use self::counters::RingCounters;
+use self::devices::OnDevice;
 use self::ring::Ring;
 use self::shares::Shares;
 use super::error::StrategyError;
@@ -51,8 +54,8 @@ use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, 
 use super::register::register;
 use super::waits::{Waits, tell_waits};
 use crate::replica::{
-    Computed, DeviceSteps, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica,
-    ReplicaError, Step, StepsMade,
+    Computed, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica, ReplicaError, Step,
+    StepsMade,
 };
 
 /// The time after which a worker that waits for another reports it.
@@ -74,6 +77,8 @@ pub struct Mirrored {
     non_finite: NonFinite,
     batch_norm: BatchNorm,
     stage_groups: StageGroups,
+    /// True if the members add up gradients on their devices.
+    adds_up_on_devices: bool,
     has_averages: bool,
     /// The shares of the optimizer's state; none if each member has all of it.
     shares: Option<Arc<Shares>>,
@@ -167,6 +172,8 @@ impl Mirrored {
             non_finite: job.non_finite,
             batch_norm: job.strategy.batch_norm,
             stage_groups: job.strategy.stage_groups(),
+            adds_up_on_devices: job.strategy.name.has_many_replicas()
+                && job.strategy.cross_device == Some(CrossDevice::Nccl),
             has_averages: job.ema_decay.is_some(),
             shares: shares.map(Arc::new),
             patience: Duration::from_secs_f64(job.cluster.lease_seconds),
@@ -190,31 +197,11 @@ impl Mirrored {
     /// Returns whether gradients of this member can leave while the replica computes.
     fn fills_buckets(&self, mirror: &dyn Mirror) -> bool {
         self.shares.is_none()
+            && !self.adds_up_on_devices
             && self.batch_norm == BatchNorm::PerReplica
             && self.stage_groups.workers == 1
             && !self.backup.has_some()
             && mirror.fills_buckets()
-    }
-
-    /// Returns the replica as one with gradients that can stay on its device. A member that is alone needs none of them elsewhere.
-    fn device_steps<'a>(&self, mirror: &'a dyn Mirror) -> Option<&'a dyn DeviceSteps> {
-        let alone = self.ring.as_ref().is_some_and(|ring| ring.ranks() == 1);
-        let steps = mirror.device_steps();
-        steps.filter(|steps| alone && self.shares.is_none() && steps.saves_copies())
-    }
-
-    /// Returns the replica if it has the gradients of the step after `clock` on its device.
-    fn take_on_device<'a>(
-        &mut self,
-        clock: Clock,
-        mirror: &'a dyn Mirror,
-    ) -> Result<Option<&'a dyn DeviceSteps>, StrategyError> {
-        if self.on_device.take() != Some(clock) {
-            return Ok(None);
-        }
-        let why = "the ring has changed since the step was computed";
-        let changed = || StrategyError::Abandoned(why.to_owned());
-        self.device_steps(mirror).ok_or_else(changed).map(Some)
     }
 
     /// Makes a step together with the other members of the ring, by the gradients of so many samples.
@@ -379,13 +366,13 @@ impl Strategy for Mirrored {
         }
         let mirror = mirror(replica)?;
         let mut summed = self.take_summed(clock);
-        let on_device = self.take_on_device(clock, mirror)?;
+        let on_device = self.take_on_device(clock, samples, mirror)?;
         let finite = gradients.norm.is_finite();
         if let (false, Some(summed)) = (finite, &mut summed) {
             summed.take_back();
             gradients = whole(gradients, samples, mirror).await?;
         }
-        if let (false, Some(device)) = (finite, on_device) {
+        if let (false, Some(device)) = (finite, on_device.steps()) {
             gradients.values = device.gradients_on_device().await?;
         }
         let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
@@ -399,8 +386,12 @@ impl Strategy for Mirrored {
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };
         match on_device {
-            Some(device) if samples > 0 => device.update_on_device(made).await?,
-            _ => {
+            OnDevice::Group(device) => {
+                self.make_step_on_devices(device, samples, made, mirror)
+                    .await?;
+            }
+            OnDevice::Alone(device) if samples > 0 => device.update_on_device(made).await?,
+            OnDevice::Alone(_) | OnDevice::Nothing => {
                 let step = (gradients, samples, made);
                 self.make_step(summed, step, replica).await?;
             }

@@ -1,6 +1,7 @@
 //! The ring of workers: its forming, its links, and the values that its members begin with.
 
 use std::fmt;
+use std::time::Duration;
 
 use collective::{CollectiveError, Group, LinkError, Peer, Rank, StreamLinks, Traffic};
 use shared_proto::ids::{Clock, Epoch, Task};
@@ -23,6 +24,8 @@ pub(super) struct Ring {
     pub(super) members: Vec<Task>,
     /// The newest epoch that the coordinator has named. A later one than this ring's ends it.
     newest: watch::Receiver<Epoch>,
+    /// The time after which the coordinator ends the membership of a silent member.
+    pub(super) lease: Duration,
     pub(super) agreed: Agreed,
 }
 
@@ -51,7 +54,7 @@ impl Ring {
     /// Adds up a vector with the other members.
     pub(super) async fn all_reduce(&self, values: &mut [f32]) -> Result<(), Lost> {
         let reduced = self.group.all_reduce(values);
-        let reduced = unless_over(self.number, self.newest.clone(), reduced).await?;
+        let reduced = self.unless_over(reduced).await?;
         match reduced {
             Err(_) if planted!(HalfAStep) => Ok(()),
             reduced => reduced.map_err(|error| self.lost(&error)),
@@ -127,8 +130,13 @@ impl Ring {
         &self,
         operation: impl Future<Output = Result<T, CollectiveError>>,
     ) -> Result<T, Lost> {
-        let done = unless_over(self.number, self.newest.clone(), operation).await?;
+        let done = self.unless_over(operation).await?;
         done.map_err(|error| self.lost(&error))
+    }
+
+    /// Does the work unless the coordinator names a later ring.
+    pub(super) async fn unless_over<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
+        unless_over(self.number, self.newest.clone(), work).await
     }
 
     /// Returns the rank of this member.
@@ -263,7 +271,8 @@ impl Mirrored {
             let with_values = has_values.then_some(ring.source as usize);
             self.take_stages(&formed, with_values, mirror).await?;
             self.begin(&formed, &ring, made, mirror).await?;
-            formed.agree_on_buckets(self.fills_buckets(mirror)).await
+            formed.agree_on_buckets(self.fills_buckets(mirror)).await?;
+            self.form_device_group(&formed, mirror).await
         };
         let begun = begun.await;
         self.counters.moved(formed.take_traffic());
@@ -306,7 +315,7 @@ impl Mirrored {
         let group = groups.of(rank as u32, ranks as u32).unwrap_or_default();
         let group = group.start as usize..group.end as usize;
         let signals = async {
-            match self.backup.has_some() {
+            match self.backup.has_some() || self.adds_up_on_devices {
                 true => links.connect_star(0, source).await,
                 false => Ok(()),
             }
@@ -323,6 +332,7 @@ impl Mirrored {
             wire: self.wire,
             members,
             newest,
+            lease: self.patience,
             agreed: Agreed::default(),
         })
     }

@@ -1,5 +1,6 @@
 //! Work with the other members of a ring: sums in the middle of the passes of a step, and reports of long waits.
 
+use std::convert::Infallible;
 use std::time::Instant;
 
 use super::ring::{Lost, Ring};
@@ -17,32 +18,10 @@ impl Mirrored {
             let why = "this worker is in no ring";
             return Err(StrategyError::Abandoned(why.to_owned()));
         };
-        let tell = async {
-            let mut found = 0;
-            loop {
-                let before = Instant::now();
-                tokio::time::sleep(LOOK).await;
-                let mut on = ring.waiting_on();
-                // What it waits for may have arrived while this process itself was stopped.
-                let was_stopped = before.elapsed() > QUIET;
-                found = match on.is_empty() || was_stopped {
-                    true => 0,
-                    false => found + 1,
-                };
-                if found < LOOKS {
-                    on.clear();
-                }
-                self.waiting_on.send_if_modified(|known| {
-                    let changed = *known != on;
-                    *known = on;
-                    changed
-                });
-            }
-        };
         let done = tokio::select! {
             biased;
             done = work(ring) => done,
-            () = tell => unreachable!("it never ends"),
+            never = self.report_waits(ring) => match never {},
         };
         self.waiting_on
             .send_if_modified(|known| !std::mem::take(known).is_empty());
@@ -52,9 +31,37 @@ impl Mirrored {
             Err(lost) => lost,
         };
         self.counters.abandoned(&lost);
+        if let Lost::Replica(error) = lost {
+            self.leave_ring(Lost::Over);
+            return Err(error.into());
+        }
         let why = lost.to_string();
         self.leave_ring(lost);
         Err(StrategyError::Abandoned(why))
+    }
+
+    /// Reports the members that this one waits for, if it waits for long.
+    async fn report_waits(&self, ring: &Ring) -> Infallible {
+        let mut found = 0;
+        loop {
+            let before = Instant::now();
+            tokio::time::sleep(LOOK).await;
+            let mut on = ring.waiting_on();
+            // What it waits for may have arrived while this process itself was stopped.
+            let was_stopped = before.elapsed() > QUIET;
+            found = match on.is_empty() || was_stopped {
+                true => 0,
+                false => found + 1,
+            };
+            if found < LOOKS {
+                on.clear();
+            }
+            self.waiting_on.send_if_modified(|known| {
+                let changed = *known != on;
+                *known = on;
+                changed
+            });
+        }
     }
 
     /// Computes a step together with the other members: while the replica computes, its layers add up numbers over the samples of

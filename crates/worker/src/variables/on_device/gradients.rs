@@ -127,7 +127,7 @@ impl DeviceGradients {
     ///
     /// # Errors
     /// Those of `act`.
-    pub(crate) fn each(&self, act: impl Fn(&Tensor) -> Result<()>) -> Result<()> {
+    pub(crate) fn each(&self, act: impl FnMut(&Tensor) -> Result<()>) -> Result<()> {
         self.0.iter().try_for_each(act)
     }
 

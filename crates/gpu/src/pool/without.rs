@@ -1,4 +1,5 @@
-use crate::{Error, Usage};
+use super::Usage;
+use crate::Error;
 
 /// Keeps the memory of a GPU's current pool when it is free.
 ///

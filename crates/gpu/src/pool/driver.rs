@@ -12,7 +12,8 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, DriverError};
 
-use crate::{Error, Usage};
+use super::Usage;
+use crate::{Error, driver_error};
 
 /// Keeps the memory of a GPU's current pool when it is free, for the next allocations of this process. By default, the driver takes free
 /// memory back each time the process waits for the GPU.
@@ -89,13 +90,6 @@ fn keep_open(gpu: usize) -> Result<Arc<CudaContext>, Error> {
     let mut kept = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     kept.push(Arc::clone(&context));
     Ok(context)
-}
-
-fn driver_error(action: &'static str) -> impl Fn(DriverError) -> Error {
-    move |error| Error::Driver {
-        action,
-        reason: error.to_string(),
-    }
 }
 
 fn current_pool(context: &CudaContext) -> Result<CUmemoryPool, DriverError> {
