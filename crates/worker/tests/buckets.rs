@@ -80,7 +80,7 @@ async fn in_buckets(
     step: u64,
 ) -> std::result::Result<(InBuckets, BucketedGradients), ReplicaError> {
     replica.prepare(positions(step)).await;
-    let (filling, mut filled) = filling(plan, Vec::new(), SAMPLES);
+    let (filling, mut filled) = filling(plan, Vec::new(), SAMPLES as f32);
     let computed = replica.compute_in_buckets(filling, positions(step), Step::default());
     let computed = computed.await?;
     let mut vectors = Vec::new();

@@ -13,6 +13,7 @@ use candle_core::Device;
 use futures_util::future::{join_all, try_join_all};
 use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
+use shared_proto::step::Gradients;
 
 use self::gpus::Adding;
 use self::share::{Share, part};
@@ -176,11 +177,9 @@ impl DeviceReplicas {
         let loss = loss.sum();
         let gradients = computed.into_iter();
         let gradients = gradients.map(|(part, computed)| (part as f32, computed.gradients));
+        let gradients: Vec<(f32, Gradients)> = gradients.collect();
         let variables = &self.description().variables;
-        Computed::new(
-            loss,
-            mean_gradients(gradients.collect(), variables, self.clip),
-        )
+        Computed::new(loss, mean_gradients(&gradients, variables, self.clip))
     }
 
     /// Returns the replicas that make updates.

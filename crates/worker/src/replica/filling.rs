@@ -7,11 +7,11 @@ use tokio::sync::mpsc;
 
 use crate::variables::{BucketPlan, sum_of_squares_times};
 
-/// Returns both ends of a step's buckets. Each gradient is multiplied by the number of the step's samples. `memory` is used again.
+/// Returns both ends of a step's buckets. Each gradient is multiplied by `factor`. `memory` is used again.
 pub fn filling(
     plan: &Arc<BucketPlan>,
     mut memory: Vec<Vec<f32>>,
-    samples: u64,
+    factor: f32,
 ) -> (Filling, Filled) {
     let lengths = plan.lengths();
     memory.resize(lengths.len(), Vec::new());
@@ -28,7 +28,7 @@ pub fn filling(
         plan: Arc::clone(plan),
         vectors: memory,
         sent: 0,
-        factor: samples as f32,
+        factor,
         full,
     };
     // A model that trains only tables has one empty bucket, which is full.
@@ -120,7 +120,7 @@ mod tests {
 
     #[tokio::test]
     async fn buckets_leave_in_order_as_soon_as_they_are_full() {
-        let (mut filling, mut filled) = filling(&plan(), vec![vec![7.0; 9]], 2);
+        let (mut filling, mut filled) = filling(&plan(), vec![vec![7.0; 9]], 2.0);
         assert_eq!(filling.fill(0, &[1.0, 2.0]), 5.0);
         assert_eq!(filling.fill(1, &[3.0]), 9.0);
         assert!(filled.0.try_recv().is_err(), "the first one is not full");
@@ -133,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_step_without_samples_has_zeros() {
-        let (filling, mut filled) = filling(&plan(), vec![vec![7.0; 3], vec![f32::NAN; 3]], 0);
+        let (filling, mut filled) = filling(&plan(), vec![vec![7.0; 3], vec![f32::NAN; 3]], 0.0);
         filling.fill_with_zeros();
         assert_eq!(filled.next().await, Some(vec![0.0; 3]));
         assert_eq!(filled.next().await, Some(vec![0.0; 3]));
@@ -143,7 +143,7 @@ mod tests {
     #[tokio::test]
     async fn a_bucket_without_variables_is_full_at_once() {
         let plan = Arc::new(BucketPlan::one(&[]));
-        let (filling, mut filled) = filling(&plan, vec![vec![7.0; 3]], 1);
+        let (filling, mut filled) = filling(&plan, vec![vec![7.0; 3]], 1.0);
         assert_eq!(filled.next().await, Some(Vec::new()));
         drop(filling);
         assert_eq!(filled.next().await, None);
@@ -151,7 +151,7 @@ mod tests {
 
     #[tokio::test]
     async fn buckets_of_a_replica_that_fails_do_not_come() {
-        let (mut filling, mut filled) = filling(&plan(), Vec::new(), 1);
+        let (mut filling, mut filled) = filling(&plan(), Vec::new(), 1.0);
         filling.fill(2, &[1.0; 3]);
         drop(filling);
         assert_eq!(filled.next().await, Some(vec![1.0; 3]));

@@ -10,7 +10,7 @@ use candle_core::backprop::GradStore;
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::job::Clip;
 use shared_proto::kernel::{Kernel, Simd, WithSimd};
-use shared_proto::payload::Elements;
+use shared_proto::payload::{Elements, LeF32};
 use shared_proto::step::{Gradients, WantedRows};
 
 use super::error::VariablesError;
@@ -261,23 +261,19 @@ impl Trained {
 /// Returns the mean of the gradients that several devices have computed, each with its share of the samples, limited by `clip`.
 /// Changes of averaged variables are not limited. There are no rows of tables.
 pub(crate) fn mean_gradients(
-    parts: Vec<(f32, Gradients)>,
+    parts: &[(f32, Gradients)],
     variables: &[VariableSpec],
     clip: Clip,
 ) -> Gradients {
-    let mut sums = Trained(Vec::new());
-    for (share, gradients) in parts {
-        let numbers = |elements: &Elements| {
-            let mut numbers = vec![0.0; elements.len()];
-            elements.copy_to(&mut numbers);
-            numbers
+    let of_variable = |number: usize| {
+        let of = |(share, gradients): &(f32, Gradients)| {
+            let values = gradients.values.get(number)?;
+            Some((*share, values.clone()))
         };
-        let gradients = Trained(gradients.values.iter().map(numbers).collect());
-        match sums.0.is_empty() {
-            true => sums = gradients.times(share),
-            false => sums.add(gradients, share),
-        }
-    }
+        let parts: Vec<(f32, Elements)> = parts.iter().filter_map(of).collect();
+        weighted_sum(&parts)
+    };
+    let mut sums = Trained((0..variables.len()).map(of_variable).collect());
     let averaged = |spec: &VariableSpec| spec.kind == VariableKind::Averaged;
     let changes = sums.0.iter_mut().zip(variables);
     let changes = changes.map(|(sum, spec)| averaged(spec).then(|| std::mem::take(sum)));
@@ -290,6 +286,48 @@ pub(crate) fn mean_gradients(
         rows: Vec::new(),
         norm,
     }
+}
+
+/// The number of elements that are added up while they are in a cache.
+const AT_ONCE: usize = 1 << 13;
+
+/// Returns the sum of vectors, each times its factor.
+fn weighted_sum(parts: &[(f32, Elements)]) -> Vec<f32> {
+    let length = parts.first().map_or(0, |(_, values)| values.len());
+    let mut all = Vec::with_capacity(length);
+    for start in (0..length).step_by(AT_ONCE) {
+        let range = start..length.min(start + AT_ONCE);
+        all.resize(range.end, 0.0);
+        for (number, (factor, values)) in parts.iter().enumerate() {
+            let sum = &mut all[range.clone()];
+            values.slice(range.clone()).for_parts(|within, part| {
+                let sum = &mut sum[within];
+                match number {
+                    0 => set_times(sum, part, *factor),
+                    _ => add_times(sum, part, *factor),
+                }
+            });
+        }
+    }
+    all
+}
+
+/// Sets numbers to elements, each times a factor.
+fn set_times(sum: &mut [f32], elements: &[LeF32], factor: f32) {
+    Kernel::best().run(|| {
+        for (sum, element) in sum.iter_mut().zip(elements) {
+            *sum = element.get() * factor;
+        }
+    });
+}
+
+/// Adds elements, each times a factor.
+fn add_times(sum: &mut [f32], elements: &[LeF32], factor: f32) {
+    Kernel::best().run(|| {
+        for (sum, element) in sum.iter_mut().zip(elements) {
+            *sum += factor * element.get();
+        }
+    });
 }
 
 /// Restores a variable's values from before the step. Returns these values minus the ones that it had.
@@ -377,5 +415,25 @@ mod tests {
             let expected: Vec<f32> = values.iter().map(|value| value * 3.0).collect();
             assert_eq!(copied, expected);
         }
+    }
+
+    #[test]
+    fn vectors_are_added_up_in_their_order() {
+        for count in [0, 1, AT_ONCE - 1, AT_ONCE, 2 * AT_ONCE + 7] {
+            let of = |seed: usize| -> Vec<f32> {
+                let numbers = 0..count;
+                numbers.map(|n| ((n + seed) as f32 * 0.37).sin()).collect()
+            };
+            let vectors = [(0.25, of(1)), (0.5, of(5)), (0.25, of(9))];
+            let parts = vectors.clone().map(|(factor, v)| (factor, v.into()));
+            let expected: Vec<f32> = (0..count)
+                .map(|n| {
+                    let [(a, x), (b, y), (c, z)] = &vectors;
+                    (x[n] * a + b * y[n]) + c * z[n]
+                })
+                .collect();
+            assert_eq!(weighted_sum(&parts), expected);
+        }
+        assert!(weighted_sum(&[]).is_empty());
     }
 }

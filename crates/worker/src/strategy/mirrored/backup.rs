@@ -214,7 +214,7 @@ impl Ring {
             counted: 0,
         };
         let mut vector = Vec::new();
-        gradient::fill(&mut vector, &Gradients::none(), none, model);
+        gradient::fill(&mut vector, &Gradients::none(), none, 0.0, model);
         let total = self.mean_gradient(&mut vector, none.counted).await?;
         Ok((total == Total::Mean).then_some(vector))
     }

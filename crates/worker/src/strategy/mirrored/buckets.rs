@@ -151,9 +151,11 @@ impl Mirrored {
             }
         }
         let mut vector = self.memory.pop().unwrap_or_default();
-        gradient::fill(&mut vector, &gradients, counts, replica.description());
-        let counted = counts.counted;
-        let reduce = async |ring: &Ring| ring.mean_gradient(&mut vector, counted).await;
+        let (counted, model) = (counts.counted, replica.description());
+        let reduce = async |ring: &Ring| {
+            gradient::fill(&mut vector, &gradients, counts, ring.factor(samples), model);
+            ring.mean_gradient(&mut vector, counted).await
+        };
         match self.in_ring(reduce).await? {
             gradient::Total::Mean => Ok(Some(vector.into())),
             gradient::Total::Nothing => {
@@ -212,12 +214,12 @@ impl Ring {
         mirror: &dyn Mirror,
     ) -> Result<Result<(Summed, Computed), StrategyError>, Lost> {
         let asked = Instant::now();
-        let samples = match self.rounds() {
+        let samples = match self.rounds() && !self.is_alone() {
             true => Some(self.all_samples(positions.samples()).await?),
             false => None,
         };
         let asked = asked.elapsed();
-        let (filling, mut filled) = filling(&plan, memory, positions.samples());
+        let (filling, mut filled) = filling(&plan, memory, self.factor(positions.samples()));
         let compute = self.fill(filling, positions, step, mirror);
         let early = plan.lengths().len() - 1;
         let sum = self.sum_early(&mut filled, early, samples);
@@ -357,7 +359,7 @@ impl Ring {
         let Some(all) = Some(summed.samples.unwrap_or(counted)).filter(|all| *all > 0.0) else {
             return Ok(Sum::Nothing);
         };
-        if summed.samples.is_none() {
+        if summed.samples.is_none() && !self.is_alone() {
             for vector in &mut summed.vectors {
                 take_part(vector, Some(all));
             }

@@ -41,12 +41,13 @@ pub(super) struct SampleCounts {
     pub(super) counted: u64,
 }
 
-/// Fills the memory with the gradients, each times the number of samples. Without samples all numbers are 0, and so are those of variables
-/// that another member computes.
+/// Fills the memory with the gradients, each times a factor. Without samples all numbers are 0, and so are those of variables that another
+/// member computes.
 pub(super) fn fill(
     memory: &mut Vec<f32>,
     gradients: &Gradients,
     SampleCounts { samples, counted }: SampleCounts,
+    factor: f32,
     description: &Description,
 ) {
     let changing = || {
@@ -60,7 +61,6 @@ pub(super) fn fill(
     if samples == 0 {
         return values.fill(0.0);
     }
-    let factor = samples as f32;
     let mut rest = values;
     for (variable, spec) in changing() {
         let (own, others) = rest.split_at_mut(spec.elements());
@@ -92,6 +92,14 @@ pub(super) fn mean(memory: &mut Vec<f32>) -> Total {
     }
     scale(memory, (1.0 / samples) as f32);
     Total::Mean
+}
+
+/// Takes the counts off the gradient of the only member, which is the mean.
+pub(super) fn total(memory: &mut Vec<f32>) -> Total {
+    match take_counts(memory) {
+        (0.0, _) => Total::Nothing,
+        _ => Total::Mean,
+    }
 }
 
 /// Copies elements, each times a factor.

@@ -240,7 +240,8 @@ impl Mirrored {
         let mirror = mirror(replica)?;
         let mut memory = self.memory.pop().unwrap_or_default();
         let counts = self.counts(samples);
-        gradient::fill(&mut memory, &gradients, counts, replica.description());
+        let model = replica.description();
+        gradient::fill(&mut memory, &gradients, counts, samples as f32, model);
         let counted = counts.counted;
         let make = async |ring: &Ring| ring.make_step(shares, memory, counted, made, mirror).await;
         self.memory = vec![self.in_ring(make).await?];

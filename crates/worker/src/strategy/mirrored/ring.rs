@@ -61,12 +61,16 @@ impl Ring {
         }
     }
 
-    /// Makes the mean gradient of all members from this one's times its samples. `counted` are those that it adds to all members'.
+    /// Makes the mean gradient of all members from this one's times its [factor](Self::factor). `counted` are the samples that it adds to all
+    /// members'.
     pub(super) async fn mean_gradient(
         &self,
         memory: &mut Vec<f32>,
         counted: u64,
     ) -> Result<Total, Lost> {
+        if self.is_alone() {
+            return Ok(gradient::total(memory));
+        }
         if !self.rounds() {
             self.all_reduce(memory).await?;
             return Ok(gradient::mean(memory));
@@ -81,6 +85,19 @@ impl Ring {
         };
         memory.truncate(memory.len().saturating_sub(COUNTS));
         Ok(total)
+    }
+
+    /// Returns the factor of a member's gradients, which are a mean over so many samples: these samples, or 1 for a member that is alone.
+    pub(super) fn factor(&self, samples: u64) -> f32 {
+        match self.is_alone() {
+            true => 1.0,
+            false => samples as f32,
+        }
+    }
+
+    /// Returns whether this is the only member.
+    pub(super) fn is_alone(&self) -> bool {
+        self.ranks() == 1
     }
 
     /// Returns the number of all members' samples.
