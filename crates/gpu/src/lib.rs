@@ -1,4 +1,4 @@
-//! The parts of NVIDIA's interfaces for which cudarc has no safe functions.
+//! The parts of NVIDIA's interfaces for which cudarc has no safe or suitable functions.
 //!
 //! - [`pool`]: the memory that a process takes of a GPU
 //! - `pinned`: copies through pinned memory of the host; with the feature `cuda`
@@ -27,7 +27,7 @@ pub enum Error {
         /// The driver's error.
         reason: String,
     },
-    /// NCCL refuses the operation, or it has failed.
+    /// NCCL refuses the operation, or it has failed on this GPU.
     #[error("NCCL cannot {action} ({code}); set NCCL_DEBUG=INFO to see why")]
     Nccl {
         /// The operation.
@@ -35,6 +35,17 @@ pub enum Error {
         /// NCCL's name of the error.
         code: String,
     },
+    /// The operation has failed, and the cause may be another process or the network.
+    #[error("NCCL cannot {action} with the other GPUs ({code}); set NCCL_DEBUG=INFO to see why")]
+    Remote {
+        /// The operation.
+        action: &'static str,
+        /// NCCL's name of the error.
+        code: String,
+    },
+    /// The stream is another one in each thread, and NCCL has threads of its own.
+    #[error("NCCL needs a stream that is the same one in all threads")]
+    PerThreadStream,
     /// The caller has cancelled the operation.
     #[error("the operation on the GPU was cancelled")]
     Cancelled,

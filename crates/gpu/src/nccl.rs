@@ -50,11 +50,12 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Forms a communicator with the other ranks, each on another GPU. Returns once all have called this. Sums are made in the stream, which
-    /// must be the same one in all threads: NCCL uses it in a thread of its own.
+    /// Forms a communicator of `ranks` ranks, numbered from 0, each on a GPU of its own. Returns once all have called this with the same id. Sums
+    /// run in `stream`, which must not be the driver's stream of each thread: NCCL launches from a thread of its own.
     ///
     /// # Errors
-    /// [`Error::Nccl`], for example if two ranks are on one GPU; [`Error::Cancelled`] once `cancelled` returns true; [`Error::Driver`].
+    /// [`Error::Nccl`], for example if two ranks are on one GPU; [`Error::Remote`]; [`Error::Cancelled`] once `cancelled` returns true;
+    /// [`Error::PerThreadStream`]; [`Error::Driver`].
     pub fn join(
         stream: &Arc<CudaStream>,
         id: [u8; ID_BYTES],
@@ -63,10 +64,7 @@ impl Communicator {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
         if stream.cu_stream() as usize == PER_THREAD {
-            return Err(Error::Driver {
-                action: JOIN,
-                reason: "the stream is another one in each thread".to_owned(),
-            });
+            return Err(Error::PerThreadStream);
         }
         // NCCL uses the GPU of the thread.
         bind(stream)?;
@@ -88,7 +86,7 @@ impl Communicator {
         let Some(joined) = joined else {
             return Err(Error::Nccl {
                 action: JOIN,
-                code: "there is none".to_owned(),
+                code: "no communicator returned".to_owned(),
             });
         };
         while !joined.is_ready(JOIN)? {
@@ -98,10 +96,10 @@ impl Communicator {
     }
 
     /// Replaces a vector by the sum of all ranks' vectors, with the same bits for all. All ranks call this with vectors of the same
-    /// length. Returns once the sum is in the vector.
+    /// length. Returns the communicator once the sum is in the vector.
     ///
     /// # Errors
-    /// [`Error::Nccl`], for example if another rank has died; [`Error::Cancelled`] once `cancelled` returns true; [`Error::Driver`]. The vector is
+    /// [`Error::Remote`], for example if another rank has died; [`Error::Nccl`]; [`Error::Cancelled`] once `cancelled` returns true; [`Error::Driver`]. The vector is
     /// then undefined, and the communicator is aborted.
     pub fn add_up(
         self,
@@ -196,9 +194,14 @@ fn non_blocking() -> sys::ncclConfig_t {
 }
 
 fn nccl_error(action: &'static str) -> impl Fn(NcclError) -> Error {
-    move |error| Error::Nccl {
-        action,
-        code: format!("{:?}", error.0),
+    move |NcclError(error)| {
+        let code = format!("{error:?}");
+        match error {
+            sys::ncclResult_t::ncclRemoteError
+            | sys::ncclResult_t::ncclSystemError
+            | sys::ncclResult_t::ncclInternalError => Error::Remote { action, code },
+            _ => Error::Nccl { action, code },
+        }
     }
 }
 
@@ -242,6 +245,6 @@ mod tests {
     fn a_stream_of_each_thread_is_refused() {
         let stream = CudaContext::new(0).unwrap().per_thread_stream();
         let joined = Communicator::join(&stream, new_id().unwrap(), 0, 1, &|| false);
-        assert!(matches!(joined, Err(Error::Driver { .. })));
+        assert!(matches!(joined, Err(Error::PerThreadStream)));
     }
 }

@@ -15,7 +15,7 @@ use crate::{Error, driver_error};
 /// The elements of a piece: 4 MiB.
 const PIECE: usize = 1 << 20;
 
-/// Pinned memory for two pieces.
+/// 8 MiB of pinned memory, as two pieces.
 #[derive(Debug)]
 pub struct PinnedMemory {
     stream: Arc<CudaStream>,
@@ -47,7 +47,7 @@ impl PinnedMemory {
     /// Copies elements from the GPU to the end of a vector.
     ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// [`Error::Driver`]. The vector may then have some of the elements.
     pub fn read(&mut self, from: &CudaView<'_, f32>, to: &mut Vec<f32>) -> Result<(), Error> {
         let read = self.read_pieces(from, to);
         self.settled(read, "copy memory to the host")
@@ -75,7 +75,7 @@ impl PinnedMemory {
         Ok(())
     }
 
-    /// Overwrites elements on the GPU. `fill` writes the elements of a range. The GPU may copy the last of them after this has returned.
+    /// Overwrites elements on the GPU. `fill` writes the elements of a range within `to`. The GPU may copy the last of them after this has returned.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -106,7 +106,7 @@ impl PinnedMemory {
     /// Returns the result of copies. After an error, waits until none is under way.
     fn settled(&self, copied: Result<(), DriverError>, action: &'static str) -> Result<(), Error> {
         copied.map_err(|error| {
-            let _ = self.stream.synchronize();
+            wait(|| self.stream.synchronize());
             driver_error(action)(error)
         })
     }
@@ -158,9 +158,15 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // The GPU must not copy memory that is free. An error would change nothing.
-        let _ = self.copied.synchronize();
+        // The GPU must not copy memory that is free.
+        wait(|| self.copied.synchronize());
     }
+}
+
+/// Waits for the GPU. cudarc first returns an error that it has kept from another call, without waiting. An error of the second call would
+/// change nothing.
+fn wait(synchronize: impl Fn() -> Result<(), DriverError>) {
+    let _ = synchronize().or_else(|_| synchronize());
 }
 
 /// Returns the ranges of the pieces of so many elements.

@@ -1,5 +1,5 @@
-//! GPUs that add up vectors among themselves, as with NVIDIA's NCCL. If a member dies before a sum is done, the sums of some others fail, and those
-//! of the rest do not end until they are cancelled.
+//! GPUs that add up vectors among themselves, as with NVIDIA's NCCL. If the network between them fails, their sums fail. If a member dies before a
+//! sum is done, the sums of some others fail, and those of the rest do not end until they are cancelled.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
-use worker::replica::ReplicaError;
+use worker::replica::{GroupError, ReplicaError};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The longest time that a sum takes.
 const SUM: Duration = Duration::from_millis(40);
+
+/// The network between the GPUs of a group fails in this sum, if it does.
+const FAILS_IN: u64 = 5;
 
 /// The gradient of a replica, by variable.
 type Gradient = Vec<Vec<f32>>;
@@ -35,6 +38,8 @@ struct Members {
     sums: BTreeMap<u64, BTreeMap<usize, Gradient>>,
     /// True if a member has died or left.
     broken: bool,
+    /// True if the network between the members has failed.
+    cut: bool,
 }
 
 impl Gpus {
@@ -57,7 +62,7 @@ impl Gpus {
         id: &[u8],
         rank: usize,
         ranks: usize,
-    ) -> Result<Membership, ReplicaError> {
+    ) -> Result<Membership, GroupError> {
         let number = usize::from_le_bytes(id.try_into().expect("an id"));
         let group = self.groups.lock().unwrap()[number - 1].clone();
         group.0.lock().unwrap().joined += 1;
@@ -87,13 +92,14 @@ pub(crate) struct Membership {
 
 impl Membership {
     /// Returns the sum of the gradients of all members.
-    pub(crate) async fn add_up(&mut self, own: Gradient) -> Result<Gradient, ReplicaError> {
+    pub(crate) async fn add_up(&mut self, own: Gradient) -> Result<Gradient, GroupError> {
         self.sums += 1;
         let (number, ranks) = (self.sums, self.ranks);
         let add = |members: &mut Members| {
             let sum = members.sums.entry(number).or_default();
             sum.insert(self.rank, own);
             members.sums.retain(|sum, _| *sum + 1 >= number);
+            members.cut |= number == FAILS_IN && self.network_fails();
         };
         add(&mut self.group.0.lock().unwrap());
         let all = |members: &Members| members.sums[&number].len() == ranks;
@@ -110,30 +116,39 @@ impl Membership {
         Ok(sum)
     }
 
-    /// Waits for the other members. Fails, or never returns, if one of them has died or left.
-    async fn wait(&self, done: impl Fn(&Members) -> bool) -> Result<(), ReplicaError> {
+    /// Waits for the other members. Fails, or never returns, if the group is broken.
+    async fn wait(&self, done: impl Fn(&Members) -> bool) -> Result<(), GroupError> {
         loop {
-            let broken = {
+            let fails = {
                 let members = self.group.0.lock().unwrap();
-                if !members.broken && done(&members) {
+                if !members.broken && !members.cut && done(&members) {
                     return Ok(());
                 }
-                members.broken
+                members.cut || members.broken && self.chance().is_multiple_of(2)
             };
-            if broken && self.chance().is_multiple_of(2) {
-                let gone = "another GPU of the group is gone";
-                return Err(ReplicaError::Devices(gone.to_owned()));
+            if fails {
+                let failed = "the sum of the GPUs has failed";
+                return Err(GroupError::Peer(ReplicaError::Devices(failed.to_owned())));
             }
             sleep(POLL_INTERVAL).await;
         }
     }
 
+    /// Returns whether the network of the group fails, as that of a quarter of the groups does.
+    fn network_fails(&self) -> bool {
+        hash((self.seed, self.number)).is_multiple_of(4)
+    }
+
     /// Returns a number that depends on the world, the group, the member and the sum.
     fn chance(&self) -> u64 {
-        let mut hash = DefaultHasher::new();
-        (self.seed, self.number, self.rank, self.sums).hash(&mut hash);
-        hash.finish()
+        hash((self.seed, self.number, self.rank, self.sums))
     }
+}
+
+fn hash(of: impl Hash) -> u64 {
+    let mut hash = DefaultHasher::new();
+    of.hash(&mut hash);
+    hash.finish()
 }
 
 impl Drop for Membership {

@@ -17,8 +17,8 @@ use shared_proto::step::{Gradients, Want};
 use tokio::time::{Instant, sleep, sleep_until};
 use worker::replica::{
     Computed, Description, DeviceGroup, DeviceSteps, Evaluation, EvaluationPart, Filling,
-    InBuckets, Mirror, MirrorState, Others, Positions, Prepared, Replica, ReplicaError, SlotShare,
-    StageSteps, Step, StepsMade, ValuesId,
+    GroupError, InBuckets, Mirror, MirrorState, Others, Positions, Prepared, Replica, ReplicaError,
+    SlotShare, StageSteps, Step, StepsMade, ValuesId,
 };
 use worker::variables::{BucketedGradients, Part};
 
@@ -445,11 +445,11 @@ impl DeviceGroup for Kept {
         self.name.clone()
     }
 
-    async fn new_group(&self) -> Result<Bytes, ReplicaError> {
+    async fn new_group(&self) -> Result<Bytes, GroupError> {
         Ok(self.gpus().new_group())
     }
 
-    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), ReplicaError> {
+    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), GroupError> {
         self.own.lock().unwrap().membership = None;
         let joined = self.gpus().join(&id, rank, ranks).await?;
         self.own.lock().unwrap().membership = Some(joined);
@@ -462,7 +462,7 @@ impl DeviceGroup for Kept {
     }
 
     /// After a failure the gradient is this replica's part of the sum.
-    async fn add_up(&self, part: f64) -> Result<(), ReplicaError> {
+    async fn add_up(&self, part: f64) -> Result<(), GroupError> {
         let (membership, mut gradient) = {
             let mut own = self.own.lock().unwrap();
             (own.membership.take(), own.on_device.take())

@@ -91,29 +91,11 @@ impl DeviceReplicas {
                 &own_queues
             }
         };
-        let mut replicas = Vec::new();
-        let cpus = devices.iter().filter(|device| device.is_cpu()).count();
-        let threads = threads.unwrap_or_else(threads::number) / cpus.max(1);
-        for device in devices {
-            let device = vec![device.clone()];
-            let replica =
-                ModelReplica::start_on(of_part.clone(), registry.clone(), device, threads);
-            replicas.push(replica.await?);
-            if count > 1
-                && let Some(replica) = replicas.last()
-                && let Some(table) = replica.description().tables.first()
-            {
-                return Err(ReplicaError::Devices(format!(
-                    "{count} devices are given, and a model with tables (here {:?}) takes one in each worker; start more workers",
-                    table.name
-                )));
-            }
-        }
+        let replicas = start_each(&of_part, registry, devices, threads).await?;
         if adding == Adding::AmongWorkers && replicas.iter().any(|own| own.device_steps().is_none())
         {
-            return Err(gpus::impossible(
-                "a model with tables cannot clip gradients",
-            ));
+            let problem = "the job clips gradients, and the model has tables";
+            return Err(ReplicaError::no_nccl(problem));
         }
         let central =
             strategy == StrategyName::CentralStorage || job.strategy.optimizer_copies.is_some();
@@ -206,6 +188,34 @@ impl DeviceReplicas {
         join_all(others.iter().map(|replica| replica.take_in(parts.clone()))).await;
         Ok(())
     }
+}
+
+/// Starts a replica on each device. Those on CPUs share `threads` threads, or [`threads::number`] if it is none.
+async fn start_each(
+    job: &Arc<Job>,
+    registry: &Registry,
+    devices: &[Device],
+    threads: Option<usize>,
+) -> Result<Vec<ModelReplica>, ReplicaError> {
+    let count = devices.len();
+    let cpus = devices.iter().filter(|device| device.is_cpu()).count();
+    let threads = threads.unwrap_or_else(threads::number) / cpus.max(1);
+    let mut replicas = Vec::new();
+    for device in devices {
+        let device = vec![device.clone()];
+        let replica = ModelReplica::start_on(job.clone(), registry.clone(), device, threads);
+        let replica = replica.await?;
+        if count > 1
+            && let Some(table) = replica.description().tables.first()
+        {
+            return Err(ReplicaError::Devices(format!(
+                "{count} devices are given, and a model with tables (here {:?}) takes one in each worker; start more workers",
+                table.name
+            )));
+        }
+        replicas.push(replica);
+    }
+    Ok(replicas)
 }
 
 /// Logs the devices.

@@ -37,7 +37,7 @@ pub enum ReplicaError {
         /// The names of the model's tables.
         tables: Vec<String>,
     },
-    /// There are several devices where one is possible.
+    /// The devices do not fit the job, or several have failed to add up.
     #[error("{0}")]
     Devices(String),
     /// A model cannot be cut into the stages that the job wants.
@@ -68,6 +68,15 @@ pub enum ReplicaError {
     /// The thread could not be started.
     #[error("cannot start the model's thread: {0}")]
     Thread(std::io::Error),
+}
+
+impl ReplicaError {
+    /// Returns the error of a job that wants NCCL where it is not possible.
+    pub(crate) fn no_nccl(problem: &str) -> Self {
+        Self::Devices(format!(
+            "`strategy.cross_device = \"nccl\"` is not possible: {problem}; leave it out, or use \"host\""
+        ))
+    }
 }
 
 impl From<InputError> for ReplicaError {

@@ -137,17 +137,28 @@ pub trait DeviceGroup {
     fn device(&self) -> String;
 
     /// Returns the id of a new group.
-    async fn new_group(&self) -> Result<Bytes, ReplicaError>;
+    async fn new_group(&self) -> Result<Bytes, GroupError>;
 
     /// Joins a group as one of `ranks` replicas, and leaves the one before. Returns once all have joined.
-    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), ReplicaError>;
+    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), GroupError>;
 
     /// Leaves the group, if the replica is in one.
     async fn leave_group(&self) -> Result<(), ReplicaError>;
 
     /// Replaces the kept gradients by the sum of all replicas' gradients, each times its `part`. A replica with the part 0 adds zeros, whatever
     /// it keeps. After an error or a cancellation the replica is in no group, and the kept gradients are undefined.
-    async fn add_up(&self, part: f64) -> Result<(), ReplicaError>;
+    async fn add_up(&self, part: f64) -> Result<(), GroupError>;
+}
+
+/// The failure of an operation of several workers' devices.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// This replica or its device has failed.
+    #[error(transparent)]
+    Own(#[from] ReplicaError),
+    /// Another worker or the network may be the cause.
+    #[error("{0}")]
+    Peer(ReplicaError),
 }
 
 /// A replica that has a part of the optimizer's state, because the job shares it out among the workers. Elements are numbered over

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::error::ReplicaError;
 use super::mirror::{Held, MirrorState, SlotShare, StepsMade, ValuesId};
 use crate::variables::{
-    BucketedGradients, DeviceGradients, DeviceGroups, HeldSlots, LocalOptimizer, Variables,
+    BucketedGradients, DeviceGradients, HeldSlots, LocalOptimizer, UpdateGroups, Variables,
     VariablesError,
 };
 
@@ -134,7 +134,7 @@ impl Values<'_> {
     /// Updates the values by gradients in the device's memory.
     pub(super) fn update_on_device(
         &mut self,
-        groups: &Arc<DeviceGroups>,
+        groups: &Arc<UpdateGroups>,
         gradients: DeviceGradients,
         made: StepsMade,
     ) -> Result<(), VariablesError> {

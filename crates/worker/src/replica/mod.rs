@@ -34,8 +34,8 @@ pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use filling::{Filled, Filling, filling};
 pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 pub use mirror::{
-    DeviceGroup, DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare,
-    StageSteps, StepsMade, ValuesId,
+    DeviceGroup, DeviceSteps, GroupError, Held, InBuckets, Mirror, MirrorState, OptimizerParts,
+    SlotShare, StageSteps, StepsMade, ValuesId,
 };
 pub use neighbours::{Begun, Carried, Carrier, Ends, Neighbour, Neighbours, Wait};
 pub use rounds::{Others, Round, Rounds, rounds};

@@ -1,6 +1,7 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
 //! batches. `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile, `on_device` those with gradients
 //! that stay on the device, `stages` those of some stages of a model; `mirror` asks the thread for what strategies without servers want.
+//! `nccl`, or `without_nccl`, adds up among GPUs; `memory` explains a lack of memory.
 
 mod buckets;
 mod memory;

@@ -30,7 +30,7 @@ pub(crate) use files::{digest_of, read};
 pub use gradients::Measured;
 pub(crate) use gradients::{Trained, mean_gradients, sum_of_squares, sum_of_squares_times};
 pub(crate) use memory::with_elements;
-pub use on_device::{DeviceGradients, DeviceGroups};
+pub use on_device::{DeviceGradients, UpdateGroups};
 pub use optimizer::{HeldSlots, LocalOptimizer};
 pub use set::{Part, Variables};
 pub(crate) use slots::Places;

@@ -50,16 +50,9 @@ pub(super) fn adding(job: &Job, devices: &[Device]) -> Result<Adding, ReplicaErr
     };
     match problem(job, devices, adding) {
         None => Ok(adding),
-        Some(problem) if wanted => Err(impossible(problem)),
+        Some(problem) if wanted => Err(ReplicaError::no_nccl(problem)),
         Some(_) => Ok(Adding::Nowhere),
     }
-}
-
-/// Returns the error of a job that wants NCCL where it is not possible.
-pub(super) fn impossible(problem: &str) -> ReplicaError {
-    ReplicaError::Devices(format!(
-        "`strategy.cross_device = \"nccl\"` is not possible: {problem}; leave it out, or use \"host\""
-    ))
 }
 
 /// Returns why these devices cannot add up by NCCL; none if they can.
@@ -69,15 +62,18 @@ fn problem(job: &Job, devices: &[Device], adding: Adding) -> Option<&'static str
         DeviceLocation::Cpu | DeviceLocation::Metal { .. } => None,
     };
     let numbers: Option<BTreeSet<usize>> = devices.iter().map(number).collect();
-    let apart = numbers.is_some_and(|numbers| numbers.len() == devices.len());
     if !cfg!(feature = "nccl") {
         return Some("this program was built without the feature `nccl` (docs/cuda.md)");
     }
     if adding == Adding::AmongWorkers && devices.len() != 1 {
         return Some("each worker must have one GPU; start a worker for each");
     }
-    if !apart {
-        return Some("each device must be a different GPU");
+    match numbers {
+        None => return Some("a device is no GPU"),
+        Some(numbers) if numbers.len() < devices.len() => {
+            return Some("each device must be a different GPU");
+        }
+        Some(_) => {}
     }
     if job.accumulate > 1 {
         return Some("the job adds up several batches in a step (`accumulate`)");

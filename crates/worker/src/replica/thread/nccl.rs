@@ -1,7 +1,7 @@
 //! Sums of gradients among GPUs, by NVIDIA's NCCL. Each GPU has a thread of its own, which takes part with its own stream. Replicas of one process
 //! use cudarc's communicator; those of several processes use one that can be cancelled.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use bytes::Bytes;
 use candle_core::cuda_backend::cudarc::driver::CudaViewMut;
@@ -12,6 +12,9 @@ use candle_core::{
     bail,
 };
 use gpu::nccl;
+
+use crate::replica::error::ReplicaError;
+use crate::replica::mirror::GroupError;
 
 /// NCCL's id of a group of GPUs.
 #[derive(Clone, Copy, Debug)]
@@ -29,9 +32,9 @@ impl NcclId {
 
 /// A GPU's membership in a group.
 #[derive(Debug)]
-pub(crate) struct Communicator(Comm);
+pub(crate) struct LocalCommunicator(Comm);
 
-impl Communicator {
+impl LocalCommunicator {
     /// Joins the group as one of `ranks` GPUs. Returns once all have joined.
     ///
     /// # Errors
@@ -75,8 +78,8 @@ impl GroupCommunicator {
     ///
     /// # Errors
     /// NCCL's.
-    pub(crate) fn new_id() -> Result<Bytes> {
-        let id = nccl::new_id().map_err(Error::wrap)?;
+    pub(crate) fn new_id() -> std::result::Result<Bytes, GroupError> {
+        let id = nccl::new_id().map_err(failed)?;
         Ok(Bytes::copy_from_slice(&id))
     }
 
@@ -89,29 +92,49 @@ impl GroupCommunicator {
         id: &[u8],
         (rank, ranks): (usize, usize),
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<Self> {
+    ) -> std::result::Result<Self, GroupError> {
         let Ok(id) = id.try_into() else {
-            bail!("{} bytes are not the id of a communicator", id.len());
+            let problem = format!("{} bytes are not the id of a communicator", id.len());
+            return Err(ReplicaError::Devices(problem).into());
         };
-        let stream = device.as_cuda_device()?.cuda_stream();
-        let joined = nccl::Communicator::join(&stream, id, rank, ranks, cancelled);
-        joined.map(|comm| Self(Some(comm))).map_err(Error::wrap)
+        let device = device.as_cuda_device().map_err(ReplicaError::from)?;
+        let joined = nccl::Communicator::join(&device.cuda_stream(), id, rank, ranks, cancelled);
+        joined.map(|comm| Self(Some(comm))).map_err(failed)
     }
 
     /// Replaces a contiguous tensor by the sum of all ranks' tensors. All ranks make the same calls. Returns once the sum is there.
     ///
     /// # Errors
     /// NCCL's, or if `cancelled` returns true. The communicator is then aborted.
-    pub(crate) fn add_up(&mut self, tensor: &Tensor, cancelled: &dyn Fn() -> bool) -> Result<()> {
-        let comm = RefCell::new(&mut self.0);
-        tensor.inplace_op1(&AddUp(|memory: &mut CudaViewMut<'_, f32>| {
+    pub(crate) fn add_up(
+        &mut self,
+        tensor: &Tensor,
+        cancelled: &dyn Fn() -> bool,
+    ) -> std::result::Result<(), GroupError> {
+        let (comm, failure) = (RefCell::new(&mut self.0), Cell::new(None));
+        let added = tensor.inplace_op1(&AddUp(|memory: &mut CudaViewMut<'_, f32>| {
             let mut comm = comm.borrow_mut();
             let Some(joined) = comm.take() else {
                 bail!("the communicator is aborted");
             };
-            **comm = Some(joined.add_up(memory, cancelled).map_err(Error::wrap)?);
+            match joined.add_up(memory, cancelled) {
+                Ok(joined) => **comm = Some(joined),
+                Err(error) => failure.set(Some(error)),
+            }
             Ok(())
-        }))
+        }));
+        match failure.take() {
+            Some(error) => Err(failed(error)),
+            None => Ok(added.map_err(ReplicaError::from)?),
+        }
+    }
+}
+
+fn failed(error: gpu::Error) -> GroupError {
+    let what = ReplicaError::Devices(error.to_string());
+    match error {
+        gpu::Error::Remote { .. } => GroupError::Peer(what),
+        _ => GroupError::Own(what),
     }
 }
 
@@ -159,7 +182,7 @@ mod tests {
     #[test]
     fn one_rank_adds_up_its_own_tensor() {
         let device = Device::new_cuda_with_stream(0).unwrap();
-        let alone = Communicator::join(&device, NcclId::new().unwrap(), 0, 1).unwrap();
+        let alone = LocalCommunicator::join(&device, NcclId::new().unwrap(), 0, 1).unwrap();
         let numbers: Vec<f32> = (0..1 << 20).map(|n| n as f32 * 0.5).collect();
         let tensor = Tensor::from_slice(&numbers, numbers.len(), &device).unwrap();
         alone.add_up(&tensor).unwrap();

@@ -10,27 +10,28 @@ use shared_proto::job::Clip;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
 
-use super::gpus::{Communicator, GroupCommunicator, NcclId};
+use super::gpus::{GroupCommunicator, LocalCommunicator, NcclId};
 use super::memory::OutOfMemory;
 use super::pass::{Begun, loss_value};
 use super::{Command, ModelReplica, Thread, nothing};
 use crate::candle_error::plain;
 use crate::replica::error::ReplicaError;
-use crate::replica::mirror::{DeviceGroup, DeviceSteps, StepsMade};
+use crate::replica::mirror::{DeviceGroup, DeviceSteps, GroupError, StepsMade};
 use crate::replica::mirrored::Reply;
 use crate::replica::step::{Computed, Positions, Step};
 use crate::tables;
-use crate::variables::{DeviceGradients, DeviceGroups, VariablesError, sum_of_squares};
+use crate::variables::{DeviceGradients, UpdateGroups, VariablesError, sum_of_squares};
 
-/// The gradients of the newest step that was computed on the device.
+/// The state of steps on the device.
 #[derive(Default)]
 pub(super) struct OnDevice {
-    groups: Option<Arc<DeviceGroups>>,
+    groups: Option<Arc<UpdateGroups>>,
+    /// The gradients of the newest step that was computed on the device.
     gradients: Option<DeviceGradients>,
     /// The sum of the squares of the gradients of tables' rows.
     squares_of_rows: f64,
     /// The membership in the group of the worker's GPUs.
-    communicator: Option<Communicator>,
+    communicator: Option<LocalCommunicator>,
     /// The communicator of several workers' GPUs.
     group: Option<GroupCommunicator>,
 }
@@ -48,15 +49,18 @@ pub(super) enum DeviceCommand {
     Update(StepsMade, Reply<()>),
     Gradients(Reply<Vec<Elements>>),
     /// With the rank of this GPU, and the number of ranks.
-    JoinGpus(NcclId, usize, usize, Reply<()>),
+    JoinLocal(NcclId, usize, usize, Reply<()>),
     ComputePart(PartOfStep, Reply<f64>),
-    AddUp(Clip, Reply<f64>),
-    NewGroup(Reply<Bytes>),
+    AddUpLocal(Clip, Reply<f64>),
+    NewGroup(GroupReply<Bytes>),
     /// With the rank of this GPU among those of all workers, and their number.
-    JoinGroup(Bytes, usize, usize, Reply<()>),
+    JoinGroup(Bytes, usize, usize, GroupReply<()>),
     LeaveGroup(Reply<()>),
-    AddUpInGroup(f64, Reply<()>),
+    AddUpInGroup(f64, GroupReply<()>),
 }
+
+/// Takes the result of an operation of several workers' GPUs.
+type GroupReply<T> = Reply<Result<T, GroupError>>;
 
 /// A step that several devices compute: the part of its samples that one of them has.
 #[derive(Clone, Copy, Debug)]
@@ -75,17 +79,17 @@ impl Thread {
             }
             DeviceCommand::Update(made, reply) => drop(reply.send(self.update_on_device(made))),
             DeviceCommand::Gradients(reply) => drop(reply.send(self.gradients_on_device())),
-            DeviceCommand::JoinGpus(id, rank, ranks, reply) => {
+            DeviceCommand::JoinLocal(id, rank, ranks, reply) => {
                 drop(reply.send(self.join_gpus(id, rank, ranks)));
             }
             DeviceCommand::ComputePart(of, reply) => drop(reply.send(self.compute_part(of))),
-            DeviceCommand::AddUp(clip, reply) => drop(reply.send(self.add_up_gradients(clip))),
+            DeviceCommand::AddUpLocal(clip, reply) => drop(reply.send(self.add_up_gradients(clip))),
             DeviceCommand::NewGroup(reply) => {
-                drop(reply.send(GroupCommunicator::new_id().map_err(in_group)));
+                drop(reply.send(Ok(GroupCommunicator::new_id())));
             }
             DeviceCommand::JoinGroup(id, rank, ranks, reply) => {
                 let joined = self.join_group(&id, (rank, ranks), &|| reply.is_closed());
-                drop(reply.send(joined));
+                drop(reply.send(Ok(joined)));
             }
             DeviceCommand::LeaveGroup(reply) => {
                 self.on_device.group = None;
@@ -93,7 +97,7 @@ impl Thread {
             }
             DeviceCommand::AddUpInGroup(part, reply) => {
                 let added = self.add_up_in_group(part, &|| reply.is_closed());
-                drop(reply.send(added));
+                drop(reply.send(Ok(added)));
             }
         }
     }
@@ -125,7 +129,7 @@ impl Thread {
 
     /// Joins the group of the worker's GPUs.
     fn join_gpus(&mut self, id: NcclId, rank: usize, ranks: usize) -> Result<(), ReplicaError> {
-        let joined = Communicator::join(&self.device, id, rank, ranks)?;
+        let joined = LocalCommunicator::join(&self.device, id, rank, ranks)?;
         self.on_device.communicator = Some(joined);
         Ok(())
     }
@@ -137,7 +141,9 @@ impl Thread {
         else {
             return Err(not_kept().into());
         };
-        gradients.each(|vector| communicator.add_up(vector))?;
+        for vector in gradients.vectors() {
+            communicator.add_up(vector)?;
+        }
         self.clip_gradients(clip)
     }
 
@@ -147,10 +153,10 @@ impl Thread {
         id: &[u8],
         place: (usize, usize),
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<(), ReplicaError> {
+    ) -> Result<(), GroupError> {
         self.on_device.group = None;
         let joined = GroupCommunicator::join(&self.device, id, place, cancelled);
-        self.on_device.group = Some(joined.map_err(in_group)?);
+        self.on_device.group = Some(joined?);
         Ok(())
     }
 
@@ -160,22 +166,27 @@ impl Thread {
         &mut self,
         part: f64,
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<(), ReplicaError> {
-        let groups = self.groups();
-        let no_group = || in_group(Error::msg("the GPU is in no group"));
+    ) -> Result<(), GroupError> {
         let mut group = self.on_device.group.take().ok_or_else(no_group)?;
-        let own = match self.on_device.gradients.take() {
-            Some(kept) if part > 0.0 => kept.times(part)?,
-            None if part > 0.0 => return Err(not_kept().into()),
-            _ => DeviceGradients::zeros(&groups, &self.variables)?,
-        };
-        own.each(|vector| group.add_up(vector, cancelled))
-            .map_err(in_group)?;
+        let own = self.part_of_gradients(part).map_err(of_device)?;
+        for vector in own.vectors() {
+            group.add_up(vector, cancelled)?;
+        }
         if !cancelled() {
             self.on_device.gradients = Some(own);
             self.on_device.group = Some(group);
         }
         Ok(())
+    }
+
+    /// Takes the kept gradients, each times a part. For the part 0 returns zeros.
+    fn part_of_gradients(&mut self, part: f64) -> candle_core::Result<DeviceGradients> {
+        let groups = self.groups();
+        match self.on_device.gradients.take() {
+            Some(kept) if part > 0.0 => kept.times(part),
+            None if part > 0.0 => Err(not_kept()),
+            _ => DeviceGradients::zeros(&groups, &self.variables),
+        }
     }
 
     /// Computes the gradients of a step, and keeps those of variables. Returns the loss and those of rows, without a norm.
@@ -253,9 +264,9 @@ impl Thread {
         Ok(gradients.on_host(&groups, self.description.variables.len())?)
     }
 
-    fn groups(&mut self) -> Arc<DeviceGroups> {
+    fn groups(&mut self) -> Arc<UpdateGroups> {
         let groups = &mut self.on_device.groups;
-        let new = || Arc::new(DeviceGroups::of(&self.job, &self.variables));
+        let new = || Arc::new(UpdateGroups::of(&self.job, &self.variables));
         Arc::clone(groups.get_or_insert_with(new))
     }
 }
@@ -266,8 +277,12 @@ fn not_kept() -> Error {
     )
 }
 
-/// Returns the error of a sum among GPUs.
-fn in_group(error: Error) -> ReplicaError {
+fn no_group() -> ReplicaError {
+    ReplicaError::Devices("the GPU is in no group of GPUs".to_owned())
+}
+
+/// Returns the error of a device. Another worker may go on.
+fn of_device(error: Error) -> ReplicaError {
     ReplicaError::Devices(plain(&error))
 }
 
@@ -307,14 +322,14 @@ impl DeviceGroup for ModelReplica {
         self.unique_name.clone().unwrap_or_default()
     }
 
-    async fn new_group(&self) -> Result<Bytes, ReplicaError> {
+    async fn new_group(&self) -> Result<Bytes, GroupError> {
         self.ask(|reply| Command::OnDevice(DeviceCommand::NewGroup(reply)))
-            .await
+            .await?
     }
 
-    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), ReplicaError> {
+    async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), GroupError> {
         self.ask(|reply| Command::OnDevice(DeviceCommand::JoinGroup(id, rank, ranks, reply)))
-            .await
+            .await?
     }
 
     async fn leave_group(&self) -> Result<(), ReplicaError> {
@@ -322,9 +337,9 @@ impl DeviceGroup for ModelReplica {
             .await
     }
 
-    async fn add_up(&self, part: f64) -> Result<(), ReplicaError> {
+    async fn add_up(&self, part: f64) -> Result<(), GroupError> {
         self.ask(|reply| Command::OnDevice(DeviceCommand::AddUpInGroup(part, reply)))
-            .await
+            .await?
     }
 }
 
@@ -336,7 +351,7 @@ impl ModelReplica {
         rank: usize,
         ranks: usize,
     ) -> Result<(), ReplicaError> {
-        self.ask(|reply| Command::OnDevice(DeviceCommand::JoinGpus(id, rank, ranks, reply)))
+        self.ask(|reply| Command::OnDevice(DeviceCommand::JoinLocal(id, rank, ranks, reply)))
             .await
     }
 
@@ -352,7 +367,7 @@ impl ModelReplica {
         &self,
         clip: Clip,
     ) -> Result<f64, ReplicaError> {
-        self.ask(|reply| Command::OnDevice(DeviceCommand::AddUp(clip, reply)))
+        self.ask(|reply| Command::OnDevice(DeviceCommand::AddUpLocal(clip, reply)))
             .await
     }
 }

@@ -3,6 +3,9 @@
 use bytes::Bytes;
 use candle_core::{Device, Result, Tensor, bail};
 
+use crate::replica::error::ReplicaError;
+use crate::replica::mirror::GroupError;
+
 /// NCCL's id of a group of GPUs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NcclId(());
@@ -21,9 +24,9 @@ impl NcclId {
 
 /// A GPU's membership in a group.
 #[derive(Debug)]
-pub(crate) struct Communicator(std::convert::Infallible);
+pub(crate) struct LocalCommunicator(std::convert::Infallible);
 
-impl Communicator {
+impl LocalCommunicator {
     /// Refuses.
     ///
     /// # Errors
@@ -50,8 +53,8 @@ impl GroupCommunicator {
     ///
     /// # Errors
     /// Always.
-    pub(crate) fn new_id() -> Result<Bytes> {
-        bail!("this program was built without NCCL")
+    pub(crate) fn new_id() -> std::result::Result<Bytes, GroupError> {
+        Err(refused())
     }
 
     /// Refuses.
@@ -63,17 +66,25 @@ impl GroupCommunicator {
         _: &[u8],
         _: (usize, usize),
         _: &dyn Fn() -> bool,
-    ) -> Result<Self> {
-        bail!("this program was built without NCCL")
+    ) -> std::result::Result<Self, GroupError> {
+        Err(refused())
     }
 
     /// Is never called: without NCCL no communicator exists.
     ///
     /// # Errors
     /// None.
-    pub(crate) fn add_up(&mut self, _: &Tensor, _: &dyn Fn() -> bool) -> Result<()> {
+    pub(crate) fn add_up(
+        &mut self,
+        _: &Tensor,
+        _: &dyn Fn() -> bool,
+    ) -> std::result::Result<(), GroupError> {
         match self.0 {}
     }
+}
+
+fn refused() -> GroupError {
+    ReplicaError::Devices("this program was built without NCCL".to_owned()).into()
 }
 
 /// Returns none: no group takes the device.

@@ -15,7 +15,6 @@ use std::future::pending;
 use std::pin::{Pin, pin};
 use std::time::Instant;
 
-use collective::Rank;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use shared_proto::ids::Clock;
 use shared_proto::planted;
@@ -318,25 +317,5 @@ impl Ring {
     fn waits_for_others(&self) {
         self.agreed.computing.set(false);
         self.agreed.open.waits.set(true);
-    }
-
-    /// Tells rank 0 about this member's gradient.
-    pub(super) async fn answer(&self, answer: Answer) -> Result<(), Lost> {
-        self.play(self.group.send_signal(0, answer as u8)).await
-    }
-
-    /// Waits for a signal of a rank, and reads it.
-    pub(super) async fn signal_of<T>(
-        &self,
-        rank: Rank,
-        read: impl Fn(u8) -> Option<T>,
-    ) -> Result<T, Lost> {
-        let signal = self.play(self.group.receive_signal(rank)).await?;
-        read(signal).ok_or_else(|| {
-            let why = format!(
-                "it sends the signal {signal}, which is not due; do all workers have the same job?"
-            );
-            Lost::Member(self.members[rank], why)
-        })
     }
 }

@@ -84,7 +84,7 @@ impl RingCounters {
         let counter = match why {
             Lost::Member(..) => &self.link,
             Lost::Over => &self.over,
-            Lost::Replica(_) => &self.replica,
+            Lost::Replica(_) | Lost::Devices(_) => &self.replica,
         };
         counter.increment(1);
     }

@@ -18,20 +18,23 @@ use tokio::time::sleep;
 use super::Mirrored;
 use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
-use crate::replica::{DeviceGroup, DeviceSteps, Mirror, ReplicaError, StepsMade};
+use crate::replica::{DeviceGroup, DeviceSteps, GroupError, Mirror, ReplicaError, StepsMade};
 use crate::strategy::StrategyError;
 
 /// The number of leases within which a member learns that another one is lost.
 const LEARNS_WITHIN: u32 = 2;
 
-/// The place of the gradients of a step, if they are on this member's device.
+/// The number of failures in a row, without the loss of a member, after which a member ends.
+const MOST_FAILURES: usize = 2;
+
+/// The place of the gradients of a step.
 #[derive(Clone, Copy)]
 pub(super) enum OnDevice<'a> {
-    /// They are not.
+    /// The gradients are in the worker's memory.
     Nothing,
-    /// They are, and this member is alone.
+    /// The gradients are on the device of the only member.
     Alone(&'a dyn DeviceSteps),
-    /// The members' devices add up. This member may have no samples.
+    /// The members' devices add up gradients. This member may have no samples.
     Group(&'a dyn DeviceSteps),
 }
 
@@ -87,6 +90,7 @@ impl Mirrored {
         let group = group(device)?;
         let add_up = async |ring: &Ring| ring.add_up_on_devices(group, samples).await;
         let summed = self.in_ring(add_up).await?;
+        self.device_failures.clear();
         self.counters.reduced(begun.elapsed());
         match summed {
             true => device.update_on_device(made).await?,
@@ -111,6 +115,14 @@ impl Mirrored {
             _ => ring.join_devices(group).await,
         }
     }
+
+    /// Returns the last failure of the members' devices if there were too many in a row.
+    pub(super) fn check_devices(&mut self) -> Result<(), ReplicaError> {
+        match self.device_failures.len() {
+            MOST_FAILURES.. => self.device_failures.pop().map_or(Ok(()), Err),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Ring {
@@ -124,7 +136,7 @@ impl Ring {
         let devices = self.gather(group.device().into()).await?;
         self.check_different(&devices)?;
         let id = match self.rank() {
-            0 => group.new_group().await?,
+            0 => group.new_group().await.map_err(Lost::of_devices)?,
             _ => Bytes::new(),
         };
         let id = self.gather(id).await?.swap_remove(0);
@@ -145,8 +157,8 @@ impl Ring {
             let why = format!("it has the same GPU as {first}");
             return Err(Lost::Member(self.members[second], why));
         }
-        Err(Lost::Replica(ReplicaError::Devices(format!(
-            "`strategy.cross_device = \"nccl\"` is not possible: this worker has the same GPU as {first}; give each worker a GPU of its own by --device, or leave the setting out"
+        Err(Lost::Replica(ReplicaError::no_nccl(&format!(
+            "this worker has the same GPU as {first}, and needs one of its own (--device)"
         ))))
     }
 
@@ -169,31 +181,31 @@ impl Ring {
     /// member listens to rank 0, and rank 0 to all others, so a loss ends the operation for all.
     async fn run_on_devices(
         &self,
-        part: impl Future<Output = Result<(), ReplicaError>>,
+        part: impl Future<Output = Result<(), GroupError>>,
     ) -> Result<(), Lost> {
         let own = async {
             let Err(failure) = part.await else {
-                // Not before: a member whose device hangs must not count as one that waits for others.
+                // Set only now: a member whose device hangs must not count as one that waits for others.
                 self.agreed.open.waits.set(true);
                 return Ok(());
             };
-            let wait = LEARNS_WITHIN * self.lease;
-            tracing::warn!(
-                "{failure}; this worker ends if no member of the ring is lost within {wait:?}"
-            );
-            self.unless_over(sleep(wait)).await?;
-            Err(Lost::Replica(failure))
+            if let GroupError::Peer(failure) = &failure {
+                let seconds = (LEARNS_WITHIN * self.lease).as_secs_f64();
+                tracing::warn!(seconds, "waiting to learn which worker is lost: {failure}");
+                self.unless_over(sleep(LEARNS_WITHIN * self.lease)).await?;
+            }
+            Err(Lost::of_devices(failure))
         };
         let done = match self.rank() {
-            0 => self.release_others(own).await,
-            _ => self.until_released(own).await,
+            0 => self.run_and_release(own).await,
+            _ => self.run_until_released(own).await,
         };
         self.agreed.open.waits.set(false);
         done
     }
 
     /// Runs this member's part as rank 0, and releases the others once all parts are done.
-    async fn release_others(
+    async fn run_and_release(
         &self,
         own: impl Future<Output = Result<(), Lost>>,
     ) -> Result<(), Lost> {
@@ -229,7 +241,7 @@ impl Ring {
     }
 
     /// Runs this member's part as a rank other than 0.
-    async fn until_released(
+    async fn run_until_released(
         &self,
         own: impl Future<Output = Result<(), Lost>>,
     ) -> Result<(), Lost> {
@@ -260,8 +272,7 @@ fn group(device: &dyn DeviceSteps) -> Result<&dyn DeviceGroup, ReplicaError> {
 }
 
 fn impossible() -> ReplicaError {
-    let problem = "`strategy.cross_device = \"nccl\"` is not possible with this worker's model or device; leave it out, or use \"host\"";
-    ReplicaError::Devices(problem.to_owned())
+    ReplicaError::no_nccl("this worker's model or device cannot do it")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
 //! - `gradient`: a step's gradients as one vector
 //! - `buckets`: a step's gradients in several vectors, which leave during the backward pass
-//! - `agreed`: the agreement of a ring's members about buckets, and what this one waits for
+//! - `agreed`: the agreement of a ring's members about buckets and devices, and what this one waits for
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `stages`: a model in stages on several members
 //! - `devices`: gradients that stay on the members' devices, and are added up there
@@ -82,8 +82,8 @@ pub struct Mirrored {
     has_averages: bool,
     /// The shares of the optimizer's state; none if each member has all of it.
     shares: Option<Arc<Shares>>,
-    /// The time in which another member must take a link.
-    patience: Duration,
+    /// The time after which the coordinator ends the membership of a silent member. Another member must take a link within it.
+    lease: Duration,
     ring: Option<Ring>,
     counters: RingCounters,
     checkpoints: Checkpoints,
@@ -99,6 +99,8 @@ pub struct Mirrored {
     summed: Option<Summed>,
     /// The clock before the newest step, if its gradients are in the device's memory.
     on_device: Option<Clock>,
+    /// The failures of the members' devices to add up, since they last did.
+    device_failures: Vec<ReplicaError>,
     /// The member that was lost when the last ring ended.
     lost: Option<Task>,
     /// The clock before the newest step, if this worker's gradient of that step was left out.
@@ -176,7 +178,7 @@ impl Mirrored {
                 && job.strategy.cross_device == Some(CrossDevice::Nccl),
             has_averages: job.ema_decay.is_some(),
             shares: shares.map(Arc::new),
-            patience: Duration::from_secs_f64(job.cluster.lease_seconds),
+            lease: Duration::from_secs_f64(job.cluster.lease_seconds),
             ring: None,
             counters: RingCounters::new(),
             checkpoints,
@@ -187,6 +189,7 @@ impl Mirrored {
             buckets: Arc::new(buckets),
             summed: None,
             on_device: None,
+            device_failures: Vec::new(),
             lost: None,
             skipped: None,
             waiting_on: watch::channel(Vec::new()).0,
@@ -280,6 +283,23 @@ impl Mirrored {
     }
 }
 
+/// Takes back gradients of a step that are not finite. Returns them with those of variables, wherever they are.
+async fn take_back(
+    mut gradients: Gradients,
+    samples: u64,
+    (summed, on_device): (Option<&mut Summed>, OnDevice<'_>),
+    mirror: &dyn Mirror,
+) -> Result<Gradients, StrategyError> {
+    if let Some(summed) = summed {
+        summed.take_back();
+        gradients = whole(gradients, samples, mirror).await?;
+    }
+    if let Some(device) = on_device.steps() {
+        gradients.values = device.gradients_on_device().await?;
+    }
+    Ok(gradients)
+}
+
 /// Returns the replica as one that keeps the values.
 pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError> {
     let missing = || {
@@ -369,12 +389,9 @@ impl Strategy for Mirrored {
         let mut summed = self.take_summed(clock);
         let on_device = self.take_on_device(clock, samples, mirror)?;
         let finite = gradients.norm.is_finite();
-        if let (false, Some(summed)) = (finite, &mut summed) {
-            summed.take_back();
-            gradients = whole(gradients, samples, mirror).await?;
-        }
-        if let (false, Some(device)) = (finite, on_device.steps()) {
-            gradients.values = device.gradients_on_device().await?;
+        if !finite {
+            let summed = summed.as_mut();
+            gradients = take_back(gradients, samples, (summed, on_device), mirror).await?;
         }
         let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
         let problem = (!finite).then(not_finite);

@@ -1,14 +1,16 @@
-//! The step of a ring that is open: what its members have told rank 0 about their gradients.
+//! The step of a ring that is open: the answers of its members to rank 0, in jobs with backup workers and in those with devices that add up.
 
 use std::cell::{Cell, RefCell};
 
 use collective::Rank;
 use shared_proto::planted;
 
-/// A message of a member to rank 0 about its gradient of a step.
+use super::ring::{Lost, Ring};
+
+/// A message of a member to rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The gradient is ready.
+    /// The gradient is ready, or the device has done its part.
     Ready,
     /// The member has no samples.
     NoSamples,
@@ -23,7 +25,7 @@ impl Answer {
     }
 }
 
-/// The signal of rank 0 that closes a step.
+/// The signal of rank 0 that closes a step, or releases the others.
 pub(super) const CLOSE: u8 = 0xff;
 
 /// The state of a step that is open.
@@ -63,6 +65,28 @@ impl OpenStep {
         let count = |wanted| answers.iter().filter(|a| **a == Some(wanted)).count();
         let (ready, without) = (count(Answer::Ready), count(Answer::NoSamples));
         ready + without + backups >= answers.len() && (ready > 0 || planted!(ClosesEmpty))
+    }
+}
+
+impl Ring {
+    /// Sends rank 0 an answer.
+    pub(super) async fn answer(&self, answer: Answer) -> Result<(), Lost> {
+        self.play(self.group.send_signal(0, answer as u8)).await
+    }
+
+    /// Waits for a signal of a rank, and reads it.
+    pub(super) async fn signal_of<T>(
+        &self,
+        rank: Rank,
+        read: impl Fn(u8) -> Option<T>,
+    ) -> Result<T, Lost> {
+        let signal = self.play(self.group.receive_signal(rank)).await?;
+        read(signal).ok_or_else(|| {
+            let why = format!(
+                "it sends the signal {signal}, which is not due; do all workers have the same job?"
+            );
+            Lost::Member(self.members[rank], why)
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::agreed::Agreed;
 use super::gradient::{self, COUNTS, Total};
 use super::{LOOK, Mirrored};
-use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
+use crate::replica::{GroupError, Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
 
 /// A ring that this worker is in.
@@ -32,20 +32,32 @@ pub(super) struct Ring {
 /// The reason why a ring is over.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// Another member cannot be reached.
+    /// Another member cannot be reached, or does not fit this ring.
     Member(Task, String),
     /// The coordinator has named a later ring.
     Over,
     /// This worker's replica has failed.
     Replica(ReplicaError),
+    /// The members' devices have failed to add up, and the cause is not known.
+    Devices(ReplicaError),
+}
+
+impl Lost {
+    /// Returns why a ring is over in which an operation of the members' devices has failed.
+    pub(super) fn of_devices(failure: GroupError) -> Self {
+        match failure {
+            GroupError::Own(error) => Self::Replica(error),
+            GroupError::Peer(error) => Self::Devices(error),
+        }
+    }
 }
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Member(task, reason) => write!(f, "{task} cannot be reached: {reason}"),
+            Self::Member(task, reason) => write!(f, "{task} is lost: {reason}"),
             Self::Over => f.write_str("the ring is over"),
-            Self::Replica(error) => error.fmt(f),
+            Self::Replica(error) | Self::Devices(error) => error.fmt(f),
         }
     }
 }
@@ -87,7 +99,7 @@ impl Ring {
         Ok(total)
     }
 
-    /// Returns the factor of a member's gradients, which are a mean over so many samples: these samples, or 1 for a member that is alone.
+    /// Returns the factor for gradients before the sum: `samples`, or 1 if this member is alone.
     pub(super) fn factor(&self, samples: u64) -> f32 {
         match self.is_alone() {
             true => 1.0,
@@ -232,6 +244,10 @@ impl Mirrored {
                 tracing::info!(%task, reason, "a member of the ring is lost");
                 Some(task)
             }
+            Lost::Devices(failure) => {
+                self.device_failures.push(failure);
+                None
+            }
             Lost::Over | Lost::Replica(_) => None,
         };
     }
@@ -243,6 +259,7 @@ impl Mirrored {
         self.counters.left();
         let mut said = String::new();
         loop {
+            self.check_devices()?;
             let made = mirror.made().await?;
             let made = made.filter(|made| made.run == self.run);
             let clock = made.map_or(Clock(0), |made| made.clock);
@@ -325,7 +342,7 @@ impl Mirrored {
         };
         let unreachable = |error: LinkError| lost(&members, error.rank, error.reason);
         let network = self.network.clone();
-        let links = StreamLinks::of(&self.links, network, number, rank, peers, self.patience);
+        let links = StreamLinks::of(&self.links, network, number, rank, peers, self.lease);
         let links = links.map_err(unreachable)?;
         let newest = self.sender.newest_epoch();
         let groups = self.stage_groups;
@@ -349,7 +366,7 @@ impl Mirrored {
             wire: self.wire,
             members,
             newest,
-            lease: self.patience,
+            lease: self.lease,
             agreed: Agreed::default(),
         })
     }

@@ -8,7 +8,7 @@ use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::job::Clip;
 use shared_proto::payload::Elements;
 
-use super::{DeviceGroups, ELEMENTS, Group};
+use super::{ELEMENTS, Group, UpdateGroups};
 use crate::variables::error::VariablesError;
 use crate::variables::memory::elements;
 use crate::variables::set::Variables;
@@ -71,7 +71,7 @@ impl DeviceGradients {
     /// # Errors
     /// [`VariablesError::NoGradient`] names a trained variable that has none, or candle's.
     pub(crate) fn of(
-        groups: &DeviceGroups,
+        groups: &UpdateGroups,
         variables: &Variables,
         store: &GradStore,
         changes: &BTreeMap<usize, Tensor>,
@@ -99,7 +99,7 @@ impl DeviceGradients {
     /// # Errors
     /// candle's.
     pub fn from_host(
-        groups: &DeviceGroups,
+        groups: &UpdateGroups,
         variables: &Variables,
         gradients: &[Vec<f32>],
     ) -> Result<Self> {
@@ -115,7 +115,7 @@ impl DeviceGradients {
     ///
     /// # Errors
     /// candle's.
-    pub(crate) fn zeros(groups: &DeviceGroups, variables: &Variables) -> Result<Self> {
+    pub(crate) fn zeros(groups: &UpdateGroups, variables: &Variables) -> Result<Self> {
         let zeros = |group: &Group| {
             let device = variables.0[group.variables[0]].1.device();
             Tensor::zeros(group.elements(), DType::F32, device)
@@ -123,12 +123,9 @@ impl DeviceGradients {
         groups.0.iter().map(zeros).collect::<Result<_>>().map(Self)
     }
 
-    /// Calls `act` with each vector. All replicas have the same ones, in the same order.
-    ///
-    /// # Errors
-    /// Those of `act`.
-    pub(crate) fn each(&self, act: impl FnMut(&Tensor) -> Result<()>) -> Result<()> {
-        self.0.iter().try_for_each(act)
+    /// Returns the vectors. All replicas have the same ones, in the same order.
+    pub(crate) fn vectors(&self) -> &[Tensor] {
+        &self.0
     }
 
     /// Returns the gradients, each times a factor.
@@ -142,7 +139,7 @@ impl DeviceGradients {
     }
 
     /// Returns the norm of trained variables' gradients and of those of rows, given the sum of the squares of the latter.
-    pub(crate) fn norm(&self, groups: &DeviceGroups, squares_of_rows: f64) -> Result<f64> {
+    pub(crate) fn norm(&self, groups: &UpdateGroups, squares_of_rows: f64) -> Result<f64> {
         let mut sum: Option<Tensor> = None;
         for (group, vector) in groups.0.iter().zip(&self.0) {
             if group.kind.is_optimized() {
@@ -160,7 +157,7 @@ impl DeviceGradients {
 
     /// Limits the gradients of trained variables, which have this norm together with those of rows. Gradients with a norm that is not finite
     /// stay, to be found.
-    pub(crate) fn clipped(self, groups: &DeviceGroups, clip: Clip, norm: f64) -> Result<Self> {
+    pub(crate) fn clipped(self, groups: &UpdateGroups, clip: Clip, norm: f64) -> Result<Self> {
         if !norm.is_finite() {
             return Ok(self);
         }
@@ -177,7 +174,7 @@ impl DeviceGradients {
 
     fn of_trained(
         self,
-        groups: &DeviceGroups,
+        groups: &UpdateGroups,
         act: impl Fn(&Tensor) -> Result<Tensor>,
     ) -> Result<Self> {
         let pairs = groups.0.iter().zip(self.0);
@@ -189,7 +186,7 @@ impl DeviceGradients {
     }
 
     /// Returns the gradients of all variables on the host, empty for frozen ones.
-    pub(crate) fn on_host(&self, groups: &DeviceGroups, variables: usize) -> Result<Vec<Elements>> {
+    pub(crate) fn on_host(&self, groups: &UpdateGroups, variables: usize) -> Result<Vec<Elements>> {
         let mut values = vec![Vec::new(); variables];
         for (group, vector) in groups.0.iter().zip(&self.0) {
             for (number, part) in group.split(vector) {

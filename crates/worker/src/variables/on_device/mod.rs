@@ -26,7 +26,7 @@ const ELEMENTS: usize = 1 << 24;
 
 /// The groups in which variables are updated. Frozen variables are in none.
 #[derive(Debug)]
-pub struct DeviceGroups(Vec<Group>);
+pub struct UpdateGroups(Vec<Group>);
 
 /// Variables that are updated together.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ struct Group {
     kind: VariableKind,
 }
 
-impl DeviceGroups {
+impl UpdateGroups {
     /// Returns the groups of a job's variables.
     pub fn of(job: &Job, variables: &Variables) -> Self {
         Self::of_size(job, variables, ELEMENTS)

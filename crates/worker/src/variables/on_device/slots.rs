@@ -5,7 +5,7 @@ use optimizer::{Update, VariableRule};
 
 use super::gradients::DeviceGradients;
 use super::rules::updated;
-use super::{DeviceGroups, Group};
+use super::{Group, UpdateGroups};
 use crate::variables::memory::elements;
 use crate::variables::set::Variables;
 
@@ -22,7 +22,7 @@ struct GroupSlots {
 impl DeviceSlots {
     /// Copies slots to the device. `of` returns those of a variable.
     pub(in crate::variables) fn upload<'a>(
-        groups: &DeviceGroups,
+        groups: &UpdateGroups,
         variables: &Variables,
         rules: &[VariableRule],
         of: impl Fn(usize) -> (&'a [f32], &'a [f32]),
@@ -55,7 +55,7 @@ impl DeviceSlots {
     /// Copies the slots to the host. `to` takes those of a variable: the number of the slot, none for the moving average, and the values.
     pub(in crate::variables) fn download(
         &self,
-        groups: &DeviceGroups,
+        groups: &UpdateGroups,
         mut to: impl FnMut(usize, Option<usize>, &[f32]),
     ) -> Result<()> {
         for (group, own) in groups.0.iter().zip(&self.0) {
@@ -74,7 +74,7 @@ impl DeviceSlots {
     /// Updates the variables by gradients. `update_of` returns the parameters of an update by a rule.
     pub(in crate::variables) fn update(
         &mut self,
-        groups: &DeviceGroups,
+        groups: &UpdateGroups,
         (variables, rules): (&Variables, &[VariableRule]),
         update_of: impl Fn(&VariableRule) -> Update,
         gradients: DeviceGradients,
@@ -126,7 +126,7 @@ mod tests {
                 Ok((vars.get_with_hints((3, 3), "a", init)?, average))
             });
             let (variables, (weight, _)) = built.unwrap();
-            let groups = DeviceGroups::of(&job, &variables);
+            let groups = UpdateGroups::of(&job, &variables);
             let rules = variables.0.iter();
             let rules: Vec<_> = rules
                 .map(|(spec, _)| VariableRule::of(&job, spec, 9))

@@ -7,12 +7,12 @@ use optimizer::VariableRule;
 
 use super::LocalOptimizer;
 use crate::variables::error::VariablesError;
-use crate::variables::on_device::{DeviceGradients, DeviceGroups, DeviceSlots};
+use crate::variables::on_device::{DeviceGradients, DeviceSlots, UpdateGroups};
 use crate::variables::set::Variables;
 
 /// Slots and averages in a device's memory.
 pub(super) struct OnDevice {
-    groups: Arc<DeviceGroups>,
+    groups: Arc<UpdateGroups>,
     slots: DeviceSlots,
     /// True if those on the host are older.
     newer: bool,
@@ -26,7 +26,7 @@ impl LocalOptimizer {
     pub fn update_on_device(
         &mut self,
         variables: &Variables,
-        groups: &Arc<DeviceGroups>,
+        groups: &Arc<UpdateGroups>,
         gradients: DeviceGradients,
     ) -> Result<(), VariablesError> {
         if self.shares_slots {
@@ -53,7 +53,7 @@ impl LocalOptimizer {
     fn upload(
         &self,
         variables: &Variables,
-        groups: &Arc<DeviceGroups>,
+        groups: &Arc<UpdateGroups>,
     ) -> Result<OnDevice, VariablesError> {
         let parts = self.held.parts.iter();
         let parts: BTreeMap<usize, &[f32]> =
