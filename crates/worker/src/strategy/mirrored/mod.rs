@@ -10,7 +10,8 @@
 //! - `stages`: a model in stages on several members
 //! - `devices`: gradients that stay on the members' devices, and are added up there
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
-//! - `backup`: steps that do not wait for the slowest members; `open_step`: what these have told rank 0
+//! - `backup`: steps that do not wait for the slowest members
+//! - `open_step`: the answers of members to rank 0; `signals`: how they are sent
 //! - `counters`: metrics
 
 mod agreed;
@@ -23,6 +24,7 @@ mod gradient;
 mod open_step;
 mod ring;
 mod shares;
+mod signals;
 mod stages;
 mod together;
 

@@ -5,8 +5,6 @@ use std::cell::{Cell, RefCell};
 use collective::Rank;
 use shared_proto::planted;
 
-use super::ring::{Lost, Ring};
-
 /// A message of a member to rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
@@ -65,28 +63,6 @@ impl OpenStep {
         let count = |wanted| answers.iter().filter(|a| **a == Some(wanted)).count();
         let (ready, without) = (count(Answer::Ready), count(Answer::NoSamples));
         ready + without + backups >= answers.len() && (ready > 0 || planted!(ClosesEmpty))
-    }
-}
-
-impl Ring {
-    /// Sends rank 0 an answer.
-    pub(super) async fn answer(&self, answer: Answer) -> Result<(), Lost> {
-        self.play(self.group.send_signal(0, answer as u8)).await
-    }
-
-    /// Waits for a signal of a rank, and reads it.
-    pub(super) async fn signal_of<T>(
-        &self,
-        rank: Rank,
-        read: impl Fn(u8) -> Option<T>,
-    ) -> Result<T, Lost> {
-        let signal = self.play(self.group.receive_signal(rank)).await?;
-        read(signal).ok_or_else(|| {
-            let why = format!(
-                "it sends the signal {signal}, which is not due; do all workers have the same job?"
-            );
-            Lost::Member(self.members[rank], why)
-        })
     }
 }
 
