@@ -467,7 +467,10 @@ impl DeviceGroup for Kept {
             let mut own = self.own.lock().unwrap();
             (own.membership.take(), own.on_device.take())
         };
-        let mut membership = membership.expect("the GPU is in a group");
+        let Some(mut membership) = membership else {
+            let problem = "the GPU is in no group".to_owned();
+            return Err(GroupError::Own(ReplicaError::Devices(problem)));
+        };
         let variables = self.description.variables.iter();
         let zeros = || variables.map(|spec| vec![0.0; spec.elements()]).collect();
         let mut gradient = match part {
