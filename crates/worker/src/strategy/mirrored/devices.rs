@@ -185,7 +185,7 @@ impl Ring {
     ) -> Result<(), Lost> {
         let own = async {
             let Err(failure) = part.await else {
-                // Set only now: a member whose device hangs must not count as one that waits for others.
+                // Set only now: a member with a hanging device must not count as waiting.
                 self.agreed.open.waits.set(true);
                 return Ok(());
             };
@@ -223,7 +223,7 @@ impl Ring {
                 Some(signal) = signals.next() => {
                     let (rank, answer) = signal?;
                     open.note(rank, answer);
-                    // It may still be lost.
+                    // The member can still be lost.
                     signals.push(listen(rank));
                 }
                 done = own.as_mut(), if !is_done => {

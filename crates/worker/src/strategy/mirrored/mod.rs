@@ -495,9 +495,3 @@ impl Reconciled for InRing {
         reached.map(drop).map_err(ended)
     }
 }
-
-impl From<ReplicaError> for ring::Lost {
-    fn from(error: ReplicaError) -> Self {
-        Self::Replica(error)
-    }
-}

@@ -52,6 +52,12 @@ impl Lost {
     }
 }
 
+impl From<ReplicaError> for Lost {
+    fn from(error: ReplicaError) -> Self {
+        Self::Replica(error)
+    }
+}
+
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
