@@ -27,6 +27,13 @@ pub(super) const POLLS: usize = 100;
 /// The longest sleep of a short wait. A wait in which polls have found a frame is short too.
 const SHORT: Duration = Duration::from_micros(100);
 
+/// The longest time between two polls while the thread has its core for itself. A longer one shows that another thread wants the core,
+/// perhaps the one that sends.
+const UNDISTURBED: Duration = Duration::from_micros(50);
+
+/// The time for which a reader sleeps at once after that.
+const CROWDED: Duration = Duration::from_millis(20);
+
 /// Messages that arrive on a body.
 pub struct Incoming<M> {
     body: tonic::body::Body,
@@ -39,6 +46,8 @@ pub struct Incoming<M> {
     length: Option<usize>,
     /// True if the last wait was short, so that the next one may be too.
     short_waits: bool,
+    /// The time until which another thread is expected to want the core.
+    crowded: Option<Instant>,
     messages: PhantomData<M>,
 }
 
@@ -52,6 +61,7 @@ impl<M: Message + Default> Incoming<M> {
             bounds: Bounds::default(),
             length: None,
             short_waits: true,
+            crowded: None,
             messages: PhantomData,
         }
     }
@@ -114,15 +124,25 @@ impl<M: Message + Default> Incoming<M> {
     }
 
     /// Returns the next frame. If waits are short, it polls several times before it lets the thread sleep. If they are
-    /// long, that would take the core from threads that compute.
+    /// long, or another thread wants the core, that would take the core from threads that have work.
     async fn frame(&mut self) -> Option<Result<Frame<Bytes>, Status>> {
         let mut poll = |context: &mut Context<'_>| Pin::new(&mut self.body).poll_frame(context);
-        let polls = if self.short_waits { POLLS } else { 1 };
+        let mut last = Instant::now();
+        self.crowded.take_if(|until| *until <= last);
+        let polls = match self.short_waits && self.crowded.is_none() {
+            true => POLLS,
+            false => 1,
+        };
         for _ in 0..polls {
             if let Poll::Ready(frame) = poll_fn(|context| Poll::Ready(poll(context))).await {
                 return frame;
             }
             tokio::task::yield_now().await;
+            let now = Instant::now();
+            if now - std::mem::replace(&mut last, now) > UNDISTURBED {
+                self.crowded = Some(now + CROWDED);
+                break;
+            }
         }
         let asleep = Instant::now();
         // A wait that is given up counts as long.

@@ -302,6 +302,34 @@ impl Body for Asked {
     }
 }
 
+/// Nothing comes, and each poll takes longer than on a core without other threads.
+#[tokio::test]
+async fn a_reader_sleeps_at_once_where_another_thread_wants_the_core() {
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Body for Slow {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(100));
+            Poll::Pending
+        }
+    }
+
+    let times = Arc::<AtomicUsize>::default();
+    let body = tonic::body::Body::new(Slow(Arc::clone(&times)));
+    let mut incoming = Incoming::<wire::ServerMessage>::new(body);
+    let given_up = tokio::time::timeout(Duration::from_millis(1), incoming.message()).await;
+    assert!(given_up.is_err());
+    let polls = times.load(Ordering::Relaxed);
+    assert!(polls < POLLS / 10, "{polls}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_reader_looks_again_and_again_only_where_waits_are_short() {
     const LONG: Duration = Duration::from_millis(1);
