@@ -189,6 +189,24 @@ fn the_staleness_of_a_worker_that_computes_ahead_is_measured() {
     }
 }
 
+/// Trains for several leases, in steps that each take a small part of one.
+#[test]
+fn reports_of_steps_renew_the_lease_in_place_of_heartbeats() {
+    let job = "batch_size = 16\nsteps = 90\n[model]\nname = \"odd\"\n[cluster]\nps = 1\nworkers = 1\nlease_seconds = 1\n";
+    let mut cluster = Cluster::start(program(), job, 1);
+    cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "40")]);
+    tests::eventually(|| {
+        let output = program().run(&["status", "--coordinator", &cluster.coordinator.address()]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.contains("90 steps") || !output.status.success()
+    });
+    let log = cluster.workers[0].log();
+    let (summary, _dir) = cluster.finish();
+    assert_eq!(summary["steps"], 90);
+    assert!(log.contains("registered"), "{log}");
+    assert!(!log.contains("registering again"), "{log}");
+}
+
 #[test]
 fn without_a_bound_the_same_run_exceeds_it() {
     let (summary, said) = with_a_slow_worker("mode = \"async\"");

@@ -69,6 +69,10 @@ fn planted_faults_are_found() {
             Fault::SilentWaits,
             "modes::no_worker_leads_by_more_than_the_bound_and_those_who_wait_say_for_whom",
         ),
+        (
+            Fault::UnrenewedLease,
+            "modes::reports_of_steps_renew_the_lease_in_place_of_heartbeats",
+        ),
     ];
     let found_by = FOUND_BY.iter().map(|(fault, _)| fault);
     assert!(found_by.eq(Fault::END_TO_END), "each fault has a test");

@@ -213,6 +213,11 @@ impl Membership {
         self.lease.clone()
     }
 
+    /// Returns the stream by which this worker reports finished steps. Each report renews the lease.
+    pub fn step_reports(&self) -> StepReports {
+        StepReports::new(self.coordinator.clone(), self.lease())
+    }
+
     /// Waits until the lease is lost, or the job has failed. Select on this beside any other wait: after
     /// a loss, the other event may never come.
     pub async fn lost(&self) -> MembershipError {

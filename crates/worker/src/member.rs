@@ -180,8 +180,7 @@ where
             patience: self.parts.patience,
         };
         let strategy = (self.join)(&joining, &*replica).await?;
-        let (coordinator, reconciled) = (membership.coordinator.clone(), strategy.reconciled());
-        let reporter = Reporter::start(coordinator, membership.sender(), reconciled);
+        let reporter = Reporter::start(membership, strategy.reconciled());
         let mut trainer = Trainer {
             job,
             membership,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use daemon::membership::{Coordinator, MembershipError, Sender, StepReports};
+use daemon::membership::{Membership, MembershipError, Sender, StepReports};
 use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch};
 use shared_proto::wire;
@@ -52,11 +52,7 @@ struct Pending {
 }
 
 impl Reporter {
-    pub(crate) fn start(
-        coordinator: Coordinator,
-        sender: Sender,
-        reconciled: Box<dyn Reconciled>,
-    ) -> Self {
+    pub(crate) fn start(membership: &Membership, reconciled: Box<dyn Reconciled>) -> Self {
         let pending = Arc::<Mutex<Pending>>::default();
         let work = Arc::<Mutex<Option<wire::LeaseWorkReply>>>::default();
         let failure = Arc::<Mutex<Option<WorkerError>>>::default();
@@ -64,8 +60,8 @@ impl Reporter {
         let (tell, answered) = watch::channel(Ok(0));
         let stop = CancellationToken::new();
         let reports = Reports {
-            steps: StepReports::new(coordinator),
-            sender,
+            steps: membership.step_reports(),
+            sender: membership.sender(),
             reconciled,
             pushes: 0,
             pending: Arc::clone(&pending),

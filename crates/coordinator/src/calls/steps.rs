@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use futures_util::stream::{Stream, unfold};
 use shared_proto::ids::Origin;
+use shared_proto::planted;
 use shared_proto::refusal::Refusal;
+use shared_proto::view::JobPhase;
 use shared_proto::wire::{self, lease_work_reply::Work};
 use tonic::{Extensions, Status, Streaming};
 
@@ -49,6 +51,9 @@ impl CurrentJob {
         let from = CallOrigin::new(&request.origin, extensions, "FinishStep").worker();
         let finish = of_member(self.origin(&from)?, |cluster, now, origin| {
             let min_clock = cluster.finish_step(now, origin, request)?;
+            if !planted!(UnrenewedLease) {
+                cluster.heartbeat(now, origin.task);
+            }
             Ok((min_clock, cluster.waits_for_parts(origin.task)))
         });
         let Active { shared, over, .. } = self.slot.active().map_err(refused)?;
@@ -65,11 +70,13 @@ impl CurrentJob {
             }
             false => None,
         };
-        let epoch = shared.views.borrow().epoch;
+        let view = shared.views.borrow();
         Ok(wire::FinishStepReply {
             min_clock: min_clock.0,
-            epoch: epoch.0,
+            epoch: view.epoch.0,
             work,
+            // The answer to a heartbeat has the error of a failed job.
+            renewed: view.phase != JobPhase::Failed,
         })
     }
 

@@ -10,7 +10,7 @@ use daemon::Offload;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, run_dir};
 use tokio::fs::File;
-use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufWriter};
+use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::history::History;
@@ -22,6 +22,9 @@ pub(crate) const LAST_RECORDS: Duration = Duration::from_secs(15);
 
 /// The number of lines that may wait to be written. Beyond that, the sender waits.
 const QUEUE: usize = 1024;
+
+/// The pause between two writes. A cluster of many workers makes hundreds of records in a second.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The most bytes of earlier records that a resumed run reads for its curves. More would delay its start by seconds.
 const MOST_HISTORY: u64 = 256 << 20;
@@ -120,27 +123,30 @@ async fn is_torn(path: &Path) -> std::io::Result<bool> {
     Ok(file.read_u8().await? != b'\n')
 }
 
+/// Writes records as lines, those that have come since the last write at once.
 async fn write(
-    file: File,
+    mut file: File,
     mut queue: mpsc::Receiver<Record>,
     events: mpsc::Sender<Record>,
     history: Arc<Mutex<History>>,
 ) {
-    let mut file = BufWriter::new(file);
+    let mut records = Vec::new();
     // The number of lines that could not be written, since the disk is full. It may have room again later.
-    let mut lost = 0u64;
-    while let Some(record) = queue.recv().await {
-        history.lock().add(&record);
+    let mut lost = 0;
+    while queue.recv_many(&mut records, QUEUE).await > 0 {
+        {
+            let mut history = history.lock();
+            records.iter().for_each(|record| history.add(record));
+        }
         let written = async {
             // The last line may have been cut short.
-            let mut line = if lost > 0 { vec![b'\n'] } else { Vec::new() };
-            serde_json::to_writer(&mut line, &record).map_err(std::io::Error::other)?;
-            line.push(b'\n');
-            file.write_all(&line).await?;
-            if queue.is_empty() {
-                file.flush().await?;
+            let mut text = if lost > 0 { vec![b'\n'] } else { Vec::new() };
+            for record in &records {
+                serde_json::to_writer(&mut text, record).map_err(std::io::Error::other)?;
+                text.push(b'\n');
             }
-            Ok::<_, std::io::Error>(())
+            file.write_all(&text).await?;
+            file.flush().await
         };
         match written.await {
             Ok(()) if lost == 0 => {}
@@ -152,12 +158,14 @@ async fn write(
                 if lost == 0 {
                     tracing::error!(%error, "metrics cannot be written at present");
                 }
-                lost += 1;
+                lost += records.len();
             }
         }
-        let _ = events.send(record).await;
-    }
-    if let Err(error) = file.flush().await {
-        tracing::error!(%error, "metrics cannot be written");
+        for record in records.drain(..) {
+            let _ = events.send(record).await;
+        }
+        if !queue.is_closed() {
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 }

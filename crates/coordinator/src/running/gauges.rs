@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use metrics::{Gauge, counter, gauge};
 use parking_lot::Mutex;
-use shared_proto::ids::Role;
+use shared_proto::ids::{Role, TaskId};
 use shared_proto::view::JobPhase;
 
 use super::rings::RingGauges;
@@ -41,6 +41,8 @@ pub(crate) struct Gauges {
     min_clock: Gauge,
     /// None for a job with servers.
     rings: Option<RingGauges>,
+    /// The lead of each worker.
+    leads: Mutex<BTreeMap<TaskId, Gauge>>,
 }
 
 impl Gauges {
@@ -79,6 +81,7 @@ impl Gauges {
             view: gauge!("flambeau_coordinator_view"),
             min_clock: gauge!("flambeau_coordinator_min_clock_steps"),
             rings: has_rings.then(RingGauges::new),
+            leads: Mutex::default(),
         }
     }
 
@@ -124,10 +127,15 @@ impl Gauges {
         if let Some(rings) = &self.rings {
             rings.show(cluster);
         }
+        let lead_of = |task| gauge!("flambeau_coordinator_clock_lead_steps", "task" => task);
+        let mut leads = self.leads.lock();
         for (task, lead) in cluster.leads() {
-            let lead = lead.map_or(f64::NAN, |lead| lead as f64);
-            gauge!("flambeau_coordinator_clock_lead_steps", "task" => task.to_string()).set(lead);
+            let gauge = leads
+                .entry(task)
+                .or_insert_with(|| lead_of(task.to_string()));
+            gauge.set(lead.map_or(f64::NAN, |lead| lead as f64));
         }
+        drop(leads);
         for (metric, value) in cluster.newest_evaluation() {
             gauge!("flambeau_coordinator_evaluation", "metric" => metric.to_owned()).set(value);
         }

@@ -39,6 +39,13 @@ struct Term {
     ends: AtomicU64,
 }
 
+impl Term {
+    /// Returns the time from a renewal to the end. The clocks of two machines do not run equally fast.
+    fn lasts(&self) -> Duration {
+        self.length - self.length / LEASE_MARGIN
+    }
+}
+
 impl Default for Lease {
     /// Returns a lease that never ends.
     fn default() -> Self {
@@ -70,11 +77,16 @@ impl Lease {
 
     pub(super) fn renew(&self, sent: Instant) {
         if let Some(term) = &self.0 {
-            // The clocks of two machines do not run equally fast.
-            let lasts = term.length - term.length / LEASE_MARGIN;
-            let ends = sent.saturating_duration_since(term.began) + lasts;
+            let ends = sent.saturating_duration_since(term.began) + term.lasts();
             term.ends.fetch_max(ends.as_micros() as u64, Relaxed);
         }
+    }
+
+    /// Returns when the call was sent that has renewed the lease last; none if it never ends.
+    fn renewed(&self) -> Option<Instant> {
+        let term = self.0.as_ref()?;
+        let ends = Duration::from_micros(term.ends.load(Relaxed));
+        Some(term.began + ends.saturating_sub(term.lasts()))
     }
 
     fn length(&self) -> Duration {
@@ -82,7 +94,7 @@ impl Lease {
     }
 }
 
-/// Keeps a lease, until the coordinator refuses or is silent for too long.
+/// Keeps a lease, until the coordinator refuses or is silent for too long. Sends no heartbeats while other calls renew the lease in time.
 pub(super) async fn heartbeats(
     coordinator: Coordinator,
     sender: Sender,
@@ -95,6 +107,13 @@ pub(super) async fn heartbeats(
     let mut pause = period;
     loop {
         tokio::time::sleep(pause).await;
+        if let Some(renewed) = lease.renewed().filter(|renewed| *renewed > last) {
+            last = renewed;
+            pause = period.saturating_sub(renewed.elapsed());
+            if !pause.is_zero() {
+                continue;
+            }
+        }
         pause = period / SOONER;
         let sent = Instant::now();
         let mut client = coordinator.client.clone();
@@ -127,5 +146,44 @@ pub(super) async fn heartbeats(
             }
             _ => tracing::debug!("a heartbeat was not answered"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared_proto::ids::{Generation, Role, RunNumber, Task, TaskId};
+    use shared_proto::job::Job;
+    use shared_proto::security::Security;
+
+    use super::*;
+
+    /// No process listens at the coordinator's address, so each heartbeat fails.
+    #[tokio::test(start_paused = true)]
+    async fn no_heartbeats_are_sent_while_other_calls_renew_the_lease() {
+        const LENGTH: Duration = Duration::from_secs(3);
+        let coordinator =
+            Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
+        let id = TaskId {
+            role: Role::Worker,
+            index: 0,
+        };
+        let generation = Generation(1);
+        let sender = Sender::new(&Job::default(), RunNumber(1), Task { id, generation });
+        let lease = Lease::of(LENGTH, Instant::now());
+        let (tell, standing) = watch::channel(Standing::Member);
+        tokio::spawn(heartbeats(coordinator, sender, lease.clone(), tell));
+        let is_member = || matches!(*standing.borrow(), Standing::Member);
+        for _ in 0..50 {
+            tokio::time::sleep(LENGTH / 10).await;
+            lease.renew(Instant::now());
+            assert!(is_member());
+        }
+        let renewed = Instant::now();
+        while is_member() {
+            tokio::time::sleep(LENGTH / 100).await;
+        }
+        // The first heartbeat is due after a third of the lease.
+        let elapsed = renewed.elapsed();
+        assert!(elapsed >= LENGTH / 3 && elapsed < LENGTH / 2, "{elapsed:?}");
     }
 }

@@ -5,15 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use parking_lot::Mutex;
 use shared_proto::wire;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
 
 use super::MembershipError;
 use super::coordinator::{Calls, Coordinator};
+use super::lease::Lease;
 
 /// The stream by which a worker reports finished steps. It opens again after it has broken.
 pub struct StepReports {
     coordinator: Coordinator,
+    /// Renewed by each report.
+    lease: Lease,
     /// None while it is not open, or a report is under way.
     open: Mutex<Option<Open>>,
     /// True if the coordinator is of a release without the stream.
@@ -26,10 +30,11 @@ struct Open {
 }
 
 impl StepReports {
-    /// Returns the stream to a coordinator. It opens with the first report.
-    pub fn new(coordinator: Coordinator) -> Self {
+    /// Returns the stream to a coordinator, by which a member with this lease reports. It opens with the first report.
+    pub(super) fn new(coordinator: Coordinator, lease: Lease) -> Self {
         Self {
             coordinator,
+            lease,
             open: Mutex::default(),
             by_calls: AtomicBool::new(false),
         }
@@ -43,7 +48,14 @@ impl StepReports {
         &mut self,
         request: wire::FinishStepRequest,
     ) -> Result<wire::FinishStepReply, MembershipError> {
-        let report = |client| self.attempt(client, request.clone());
+        let report = |client| async {
+            let sent = Instant::now();
+            let reply = self.attempt(client, request.clone()).await?;
+            if reply.get_ref().renewed {
+                self.lease.renew(sent);
+            }
+            Ok(reply)
+        };
         self.coordinator.call(report).await
     }
 

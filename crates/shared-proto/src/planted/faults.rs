@@ -181,6 +181,8 @@ faults! {
         AnyParts,
         /// A worker is not told which tasks its pulls wait for.
         SilentWaits,
+        /// A report of steps does not renew the lease, though its answer says so.
+        UnrenewedLease,
     }
 }
 

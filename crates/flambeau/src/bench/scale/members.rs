@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use daemon::membership::{Coordinator, Membership, MembershipError, Registration, StepReports};
+use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::ids::{Clock, Epoch, Role, Task};
 use shared_proto::job::{Job, Mode};
@@ -224,7 +224,7 @@ async fn work(
 ) -> Result<(), MembershipError> {
     let membership = common.join(Role::Worker, index).await?;
     let (coordinator, sender) = (&membership.coordinator, membership.sender());
-    let mut steps = StepReports::new(coordinator.clone());
+    let mut steps = membership.step_reports();
     initialize(&common, &membership).await?;
     // Workers do not step at the same time.
     tokio::time::sleep(common.pause.mul_f64(f64::from(index % 97) / 97.0)).await;
