@@ -73,6 +73,10 @@ fn planted_faults_are_found() {
             Fault::UnrenewedLease,
             "modes::reports_of_steps_renew_the_lease_in_place_of_heartbeats",
         ),
+        (
+            Fault::LaterWeights,
+            "modes::the_staleness_of_a_worker_that_computes_ahead_is_measured",
+        ),
     ];
     let found_by = FOUND_BY.iter().map(|(fault, _)| fault);
     assert!(found_by.eq(Fault::END_TO_END), "each fault has a test");

@@ -16,8 +16,8 @@ use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::{bucket, hash};
 use shared_proto::table::{Initializer, RowOptimizer, TableSpec};
 use worker::replica::{
-    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, ReplicaError,
-    Step,
+    Computed, Computing, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica,
+    ReplicaError, Step,
 };
 use worker::strategy::{
     Evaluated, Joining, ParameterServer, Pulled, Pushed, Pushing, Reconciled, Strategy,
@@ -273,26 +273,16 @@ impl Replica for Counting {
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         tokio::time::sleep(self.step).await;
-        let (name, clock) = (&self.name, step.clock.0);
-        let (push, finite) = self.history.computed(name, clock, positions);
-        let shape = self.history.shape();
-        let mut values = vec![shape.gradient(push); VARIABLES];
-        if !finite {
-            values[1] = vec![f32::NAN; shape.elements()].into();
-        }
-        let norm = if finite { 2.0 } else { f64::NAN };
-        let ids = ROWS.iter().flat_map(|rows| rows.of_push(push)).collect();
-        let rows = [ids, pairs::of_push(push)].into_iter().enumerate();
-        let rows = rows.map(|(table, ids)| RowGradients {
-            values: vec![1.0; ids.len()].into(),
-            rows: Arc::new(WantedRows { table, ids }),
-        });
-        let gradients = Gradients {
-            values,
-            rows: rows.collect(),
-            norm,
-        };
-        Ok(Computed::new(0.0, gradients))
+        Ok(computed(&self.name, &self.history, positions, step))
+    }
+
+    async fn begin(&self, positions: Positions, step: Step) -> Option<Computing> {
+        let done = tokio::time::sleep(self.step);
+        let (name, history) = (self.name.clone(), self.history.clone());
+        Some(Computing::new(positions, step, async move {
+            done.await;
+            Ok(computed(&name, &history, positions, step))
+        }))
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
@@ -310,6 +300,29 @@ impl Replica for Counting {
     async fn save(&self, _: PathBuf) -> Result<(), ReplicaError> {
         Ok(())
     }
+}
+
+/// Returns the gradients of a step, which show the number of its push.
+fn computed(name: &str, history: &History, positions: Positions, step: Step) -> Computed {
+    let (push, finite) = history.computed(name, step.clock.0, positions);
+    let shape = history.shape();
+    let mut values = vec![shape.gradient(push); VARIABLES];
+    if !finite {
+        values[1] = vec![f32::NAN; shape.elements()].into();
+    }
+    let norm = if finite { 2.0 } else { f64::NAN };
+    let ids = ROWS.iter().flat_map(|rows| rows.of_push(push)).collect();
+    let rows = [ids, pairs::of_push(push)].into_iter().enumerate();
+    let rows = rows.map(|(table, ids)| RowGradients {
+        values: vec![1.0; ids.len()].into(),
+        rows: Arc::new(WantedRows { table, ids }),
+    });
+    let gradients = Gradients {
+        values,
+        rows: rows.collect(),
+        norm,
+    };
+    Computed::new(0.0, gradients)
 }
 
 /// The strategy of parameter servers, which records its observations in the history.
@@ -360,7 +373,12 @@ impl Strategy for Observed {
         next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        self.inner.compute(positions, step, next, replica).await
+        let (name, history) = (&self.name, &self.history);
+        let take = async |blocks| history.pulled(name, blocks);
+        let computing = self
+            .inner
+            .compute_blocks(positions, step, next, replica, take);
+        computing.await
     }
 
     async fn push(

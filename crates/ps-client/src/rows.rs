@@ -27,10 +27,9 @@ impl Shards {
                 let (start, end) = (part.rows.start, part.rows.end);
                 let width = dimension as usize;
                 let values = values.slice(start * width..end * width).to(self.wire);
-                let known = self.known.get(&part.block);
                 wire::Gradient {
                     block: Some(part.block.into()),
-                    based_on_version: known.map_or(0, |known| known.version),
+                    based_on_version: self.based_on(part.block),
                     payload: Some(Rows::payload(&rows.ids[start..end], values, dimension)),
                 }
             };

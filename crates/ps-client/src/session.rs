@@ -46,8 +46,9 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(crate) async fn answer(self) -> Result<Answer, ClientError> {
-        self.receiver
+    /// Waits for the answer. If this is dropped before, it may be called again; once it has returned, it may not.
+    pub(crate) async fn answer(&mut self) -> Result<Answer, ClientError> {
+        (&mut self.receiver)
             .await
             .unwrap_or(Err(ClientError::Closed(self.shard)))
     }

@@ -35,6 +35,8 @@ pub struct Shards {
     pub(crate) wire: Dtype,
     /// The version of each block that this worker's model holds.
     pub(crate) known: HashMap<BlockId, wire::BlockVersion>,
+    /// The versions that the model held when the gradients that are pushed next were computed; none if it still holds them.
+    computed_with: Option<HashMap<BlockId, wire::BlockVersion>>,
 }
 
 /// The pending acknowledgements of a push.
@@ -148,6 +150,7 @@ impl Shards {
             origin,
             wire: identity.wire,
             known: HashMap::new(),
+            computed_with: None,
         }
     }
 
@@ -200,6 +203,20 @@ impl Shards {
         PushTicket(replies).acknowledged().await.map(|_| ())
     }
 
+    /// Notes that the gradients that are pushed next are computed with the weights that the model holds now. Needed if weights for the step
+    /// after it are taken before the push.
+    pub fn computes(&mut self) {
+        self.computed_with = Some(self.known.clone());
+    }
+
+    /// Returns the version with which the gradients of a block were computed.
+    pub(crate) fn based_on(&self, id: BlockId) -> u64 {
+        let held = self.computed_with.as_ref();
+        let held = held.filter(|_| !planted!(LaterWeights));
+        let versions = held.unwrap_or(&self.known);
+        versions.get(&id).map_or(0, |known| known.version)
+    }
+
     /// Pushes the gradients of the step after `clock`.
     ///
     /// # Errors
@@ -218,6 +235,7 @@ impl Shards {
             replies.extend(self.send_push(shard, updated, clock, values).await?);
         }
         self.send_rows(clock, &gradients.rows, &mut replies).await?;
+        self.computed_with = None;
         Ok(PushTicket(replies))
     }
 
@@ -256,6 +274,7 @@ impl Shards {
             pulled.extend(pull.await.map(Pulling::from));
         }
         self.send_rows(clock, &gradients.rows, &mut pushed).await?;
+        self.computed_with = None;
         self.ask_for_rows(next, any, wants, &mut pulled).await;
         Ok((PushTicket(pushed), WeightsTicket::new(pulled, wants)))
     }
@@ -274,7 +293,7 @@ impl Shards {
         let part = |id: &BlockId| {
             Ok(wire::Gradient {
                 block: Some((*id).into()),
-                based_on_version: self.known.get(id).map_or(0, |known| known.version),
+                based_on_version: self.based_on(*id),
                 payload: Some(self.part(gradients, *id)?.to(self.wire).into()),
             })
         };
@@ -318,7 +337,7 @@ impl Shards {
 
     /// Waits for the next blocks that have changed since they were last pulled; none once all have
     /// come. Copy each into the model when it comes: the next messages reuse the memory of this one. From
-    /// then on the blocks count as known, so the model must have them.
+    /// then on the blocks count as known, so the model must have them. If this is dropped while it waits, nothing is lost.
     ///
     /// # Errors
     /// See the variants of [`ClientError`].
@@ -326,12 +345,16 @@ impl Shards {
         &mut self,
         ticket: &mut WeightsTicket,
     ) -> Result<Option<Vec<PulledBlock>>, ClientError> {
+        let Some(next) = ticket.replies.front_mut() else {
+            return Ok(None);
+        };
+        let answer = next.reply.answer().await;
         let Some(Pulling { reply, rows }) = ticket.replies.pop_front() else {
             return Ok(None);
         };
         let mut blocks = Vec::new();
         let shard = reply.shard;
-        let Answer::Weights(part) = reply.answer().await? else {
+        let Answer::Weights(part) = answer? else {
             return Ok(Some(blocks));
         };
         if !part.elsewhere.is_empty() {
@@ -397,7 +420,7 @@ impl PushTicket {
     /// See the variants of [`ClientError`].
     pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
         let (mut blocks, mut receipts) = (Vec::new(), Vec::new());
-        for reply in self.0 {
+        for mut reply in self.0 {
             let shard = reply.shard;
             if let Answer::Acknowledged(acknowledged) = reply.answer().await? {
                 if !acknowledged.elsewhere.is_empty() {

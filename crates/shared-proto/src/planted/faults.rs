@@ -183,6 +183,8 @@ faults! {
         SilentWaits,
         /// A report of steps does not renew the lease, though its answer says so.
         UnrenewedLease,
+        /// Gradients count as computed with weights that came after the computation.
+        LaterWeights,
     }
 }
 

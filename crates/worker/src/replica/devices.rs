@@ -19,7 +19,7 @@ use self::gpus::Adding;
 use self::share::{Share, part};
 use super::error::ReplicaError;
 use super::filling::Filling;
-use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
+use super::interface::{Computing, Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::{
     DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StageSteps,
     StepsMade, ValuesId,
@@ -257,6 +257,13 @@ impl Replica for DeviceReplicas {
         };
         let computed = try_join_all(self.shares(positions).map(compute)).await?;
         Ok(self.mean(computed))
+    }
+
+    async fn begin(&self, positions: Positions, step: Step) -> Option<Computing> {
+        match &self.replicas[..] {
+            [one] => one.begin(positions, step).await,
+            _ => None,
+        }
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {

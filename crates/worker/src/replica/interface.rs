@@ -1,6 +1,7 @@
 //! The interface of replicas.
 
 use std::path::PathBuf;
+use std::pin::Pin;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -76,6 +77,41 @@ impl Prepared {
     }
 }
 
+/// A computation that has begun.
+pub struct Computing {
+    positions: Positions,
+    step: Step,
+    computed: Pin<Box<dyn Future<Output = Result<Computed, ReplicaError>>>>,
+}
+
+impl Computing {
+    /// Returns the computation of a step on these positions, which ends with `computed`.
+    pub fn new(
+        positions: Positions,
+        step: Step,
+        computed: impl Future<Output = Result<Computed, ReplicaError>> + 'static,
+    ) -> Self {
+        Self {
+            positions,
+            step,
+            computed: Box::pin(computed),
+        }
+    }
+
+    /// Returns whether it computes this step on these positions.
+    pub fn is_of(&self, positions: Positions, step: Step) -> bool {
+        (self.positions, self.step) == (positions, step)
+    }
+
+    /// Waits for the result.
+    ///
+    /// # Errors
+    /// The computation's.
+    pub async fn computed(self) -> Result<Computed, ReplicaError> {
+        self.computed.await
+    }
+}
+
 /// A part of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvaluationPart {
@@ -124,6 +160,12 @@ pub trait Replica {
     /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
     /// order in which they were prepared; one that is passed over is dropped.
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError>;
+
+    /// Begins to compute as [`Self::compute`] does, without waiting for the result: the replica computes once it has done what it was asked
+    /// for before. Returns none if it cannot; the default is a replica that cannot.
+    async fn begin(&self, _: Positions, _: Step) -> Option<Computing> {
+        None
+    }
 
     /// Begins or continues an evaluation on the held-out samples.
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError>;

@@ -32,7 +32,7 @@ pub use error::ReplicaError;
 pub use error::panic_message;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use filling::{Filled, Filling, filling};
-pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
+pub use interface::{Computing, Description, Evaluation, EvaluationPart, Prepared, Replica};
 pub use mirror::{
     DeviceGroup, DeviceSteps, GroupError, Held, InBuckets, Mirror, MirrorState, OptimizerParts,
     SlotShare, StageSteps, StepsMade, ValuesId,

@@ -39,7 +39,7 @@ use super::build::{Built, Place, build, precision};
 use super::error::{ReplicaError, panic_message};
 use super::evaluating::Evaluating;
 use super::filling::Filling;
-use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
+use super::interface::{Computing, Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::{InBuckets, Mirror};
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::pipeline::Pipeline;
@@ -54,7 +54,7 @@ use crate::threads;
 use crate::variables::{Part, Variables};
 
 /// The number of commands that may wait for the model's thread.
-const COMMANDS: usize = 4;
+const COMMANDS: usize = 64;
 
 enum Command {
     /// The batches of a step, which the reader sends.
@@ -77,7 +77,7 @@ enum Command {
 pub struct ModelReplica {
     commands: mpsc::Sender<Command>,
     requests: mpsc::Sender<Request>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
     description: Description,
     fills_buckets: bool,
     /// True if gradients can stay on the device.
@@ -137,7 +137,7 @@ impl ModelReplica {
             .name("replica".to_owned())
             .spawn(move || threads::in_pool(threads, serve))
             .map_err(ReplicaError::Thread)?;
-        let thread = Mutex::new(Some(thread));
+        let thread = Arc::new(Mutex::new(Some(thread)));
         match told.await {
             Ok(started) => {
                 let (description, requests) = started?;
@@ -197,6 +197,19 @@ impl Replica for ModelReplica {
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         self.ask(|reply| Command::Compute(positions, step, None, reply))
             .await
+    }
+
+    async fn begin(&self, positions: Positions, step: Step) -> Option<Computing> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Compute(positions, step, None, reply);
+        let _ = self.commands.send(command).await;
+        let thread = Arc::clone(&self.thread);
+        Some(Computing::new(positions, step, async move {
+            match answer.await {
+                Ok(answer) => answer,
+                Err(_) => Err(panicked(&thread).await),
+            }
+        }))
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {

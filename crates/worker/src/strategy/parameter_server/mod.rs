@@ -19,7 +19,9 @@ use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::{Registered, register};
 use super::waits::{Waits, tell_waits};
-use crate::replica::{Computed, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step};
+use crate::replica::{
+    Computed, Computing, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
+};
 use crate::variables::Part;
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
@@ -29,6 +31,8 @@ pub struct ParameterServer {
     shards: Shards,
     /// The weights that are already requested.
     next: Option<Requested>,
+    /// The next step, if the replica has begun it.
+    begun: Option<Computing>,
     /// True if the next step is computed before the gradients of this one are acknowledged.
     ahead: bool,
     /// True while a pull waits for weights.
@@ -48,6 +52,8 @@ struct Requested {
     ticket: WeightsTicket,
     /// The time of the request, if the worker computed meanwhile.
     ahead_since: Option<Instant>,
+    /// The error of the weights that were taken meanwhile.
+    error: Option<ClientError>,
 }
 
 impl ParameterServer {
@@ -107,6 +113,7 @@ impl ParameterServer {
         Ok(Self {
             shards,
             next: None,
+            begun: None,
             ahead: job.strategy.pipeline > 0,
             // Without computing ahead all waits are shown, because a pull follows each request at once.
             pulling: watch::Sender::new(job.strategy.pipeline == 0),
@@ -149,6 +156,7 @@ impl ParameterServer {
             Some(next) => {
                 // The servers' wait begins with the request, and the worker's with this pull.
                 let hidden = next.ahead_since.map(|since| since.elapsed());
+                next.error.map_or(Ok(()), Err)?;
                 (self.take_all(next.ticket, take).await?, hidden)
             }
             // The clock has jumped, so the requested weights may be older than the bound allows; or the batch wants
@@ -213,6 +221,7 @@ impl ParameterServer {
     ) -> Result<ps_client::PullOutcome, ClientError> {
         // The later answer leaves out unchanged blocks, so both are taken in, in order.
         if let Some(next) = self.next.take() {
+            next.error.map_or(Ok(()), Err)?;
             self.take_all(next.ticket, &mut take).await?;
         }
         let ticket = self.shards.pull(clock, view, wants).await;
@@ -239,7 +248,73 @@ impl ParameterServer {
             wants: wants.to_vec(),
             ticket,
             ahead_since: Some(since),
+            error: None,
         });
+    }
+
+    /// Computes the loss and the gradients of a step. If the job computes ahead, requests what the next step wants meanwhile, hands it to
+    /// `take`, and lets the replica go on with the next step, so that it does not wait for this thread.
+    ///
+    /// # Errors
+    /// The replica's.
+    pub async fn compute_blocks(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        next: Option<&mut Prepared>,
+        replica: &dyn Replica,
+        take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<Computed, StrategyError> {
+        if positions.is_empty() {
+            return Ok(Computed::nothing());
+        }
+        let begun = self.begun.take();
+        let begun = begun.filter(|begun| begun.is_of(positions, step));
+        let is_done = CancellationToken::new();
+        let computing = async {
+            let computed = match begun {
+                Some(begun) => begun.computed().await,
+                None => replica.compute(positions, step).await,
+            };
+            is_done.cancel();
+            computed
+        };
+        let after = next.as_ref().map(|next| next.positions());
+        let ahead = async {
+            self.request_ahead(step.clock, next).await;
+            if self.take_ahead(&is_done, take).await
+                && let Some(positions) = after
+            {
+                let clock = step.clock.next();
+                self.begun = replica.begin(positions, Step { clock, ..step }).await;
+            }
+        };
+        let (computed, ()) = tokio::join!(computing, ahead);
+        Ok(computed?)
+    }
+
+    /// Takes the requested weights as they arrive, until `is_done`. Returns whether it has all.
+    async fn take_ahead(
+        &mut self,
+        is_done: &CancellationToken,
+        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> bool {
+        let Some(next) = self.next.as_mut().filter(|_| self.ahead) else {
+            return false;
+        };
+        self.shards.computes();
+        loop {
+            let weights = self.shards.next_weights(&mut next.ticket);
+            match is_done.run_until_cancelled(weights).await {
+                Some(Ok(Some(blocks))) => take(blocks).await,
+                Some(Ok(None)) => return true,
+                Some(Err(error)) => {
+                    next.error = Some(error);
+                    return false;
+                }
+                None => return false,
+            }
+        }
     }
 
     /// Pushes the gradients of the step after `clock`, and requests what the next step wants right behind them, unless that was
@@ -265,6 +340,7 @@ impl ParameterServer {
             wants: next.to_vec(),
             ticket,
             ahead_since: None,
+            error: None,
         });
         Ok(pushed)
     }
@@ -311,12 +387,9 @@ impl Strategy for ParameterServer {
         next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        if positions.is_empty() {
-            return Ok(Computed::nothing());
-        }
-        let requested = self.request_ahead(step.clock, next);
-        let (computed, ()) = tokio::join!(replica.compute(positions, step), requested);
-        Ok(computed?)
+        let take = async |blocks| replica.take_in(parts(blocks)).await;
+        self.compute_blocks(positions, step, next, replica, take)
+            .await
     }
 
     async fn push(
