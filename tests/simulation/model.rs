@@ -4,7 +4,7 @@
 //! eviction (`pairs`).
 
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,6 +24,8 @@ use worker::strategy::{
     StrategyError,
 };
 use worker::variables::Part;
+
+use tokio::time::{Instant, Sleep};
 
 use crate::history::History;
 use crate::pairs;
@@ -219,6 +221,8 @@ pub(crate) struct Counting {
     name: String,
     history: History,
     step: Duration,
+    /// The time at which it has done all computations that have begun.
+    free_at: Mutex<Instant>,
     description: Description,
 }
 
@@ -233,6 +237,7 @@ impl Counting {
             name: name.to_owned(),
             history: history.clone(),
             step,
+            free_at: Mutex::new(Instant::now()),
             description: Description {
                 variables: (0..VARIABLES).map(spec).collect(),
                 tables: vec![
@@ -258,6 +263,15 @@ impl Counting {
     }
 }
 
+impl Counting {
+    /// Waits for the end of a computation, which begins after all others.
+    fn next_computation(&self) -> Sleep {
+        let mut free_at = self.free_at.lock().unwrap();
+        *free_at = Instant::now().max(*free_at) + self.step;
+        tokio::time::sleep_until(*free_at)
+    }
+}
+
 #[async_trait(?Send)]
 impl Replica for Counting {
     fn description(&self) -> &Description {
@@ -272,12 +286,12 @@ impl Replica for Counting {
     async fn take_in(&self, _: Vec<Part>) {}
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
-        tokio::time::sleep(self.step).await;
+        self.next_computation().await;
         Ok(computed(&self.name, &self.history, positions, step))
     }
 
     async fn begin(&self, positions: Positions, step: Step) -> Option<Computing> {
-        let done = tokio::time::sleep(self.step);
+        let done = self.next_computation();
         let (name, history) = (self.name.clone(), self.history.clone());
         Some(Computing::new(positions, step, async move {
             done.await;

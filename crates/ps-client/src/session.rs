@@ -46,7 +46,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Waits for the answer. If this is dropped before, it may be called again; once it has returned, it may not.
+    /// Waits for the answer. This method is cancel-safe. Once it has returned, it must not be called again.
     pub(crate) async fn answer(&mut self) -> Result<Answer, ClientError> {
         (&mut self.receiver)
             .await

@@ -35,7 +35,7 @@ pub struct Shards {
     pub(crate) wire: Dtype,
     /// The version of each block that this worker's model holds.
     pub(crate) known: HashMap<BlockId, wire::BlockVersion>,
-    /// The versions that the model held when the gradients that are pushed next were computed; none if it still holds them.
+    /// The versions with which the gradients of the next push were computed; none if they are those in `known`.
     computed_with: Option<HashMap<BlockId, wire::BlockVersion>>,
 }
 
@@ -203,8 +203,8 @@ impl Shards {
         PushTicket(replies).acknowledged().await.map(|_| ())
     }
 
-    /// Notes that the gradients that are pushed next are computed with the weights that the model holds now. Needed if weights for the step
-    /// after it are taken before the push.
+    /// Notes that the gradients of the next push are computed with the weights that the model holds now. Call it before weights of the step
+    /// after that are taken.
     pub fn computes(&mut self) {
         self.computed_with = Some(self.known.clone());
     }
@@ -337,7 +337,7 @@ impl Shards {
 
     /// Waits for the next blocks that have changed since they were last pulled; none once all have
     /// come. Copy each into the model when it comes: the next messages reuse the memory of this one. From
-    /// then on the blocks count as known, so the model must have them. If this is dropped while it waits, nothing is lost.
+    /// then on the blocks count as known, so the model must have them. This method is cancel-safe.
     ///
     /// # Errors
     /// See the variants of [`ClientError`].

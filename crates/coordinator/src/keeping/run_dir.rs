@@ -23,7 +23,8 @@ pub(crate) const LAST_RECORDS: Duration = Duration::from_secs(15);
 /// The number of lines that may wait to be written. Beyond that, the sender waits.
 const QUEUE: usize = 1024;
 
-/// The pause between two writes. A cluster of many workers makes hundreds of records in a second.
+/// The pause between two writes. A cluster of many workers makes hundreds of records in a second. Those of the last pause are lost if the
+/// process is killed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The most bytes of earlier records that a resumed run reads for its curves. More would delay its start by seconds.
@@ -123,7 +124,7 @@ async fn is_torn(path: &Path) -> std::io::Result<bool> {
     Ok(file.read_u8().await? != b'\n')
 }
 
-/// Writes records as lines, those that have come since the last write at once.
+/// Writes records as lines. One write has all records that have arrived since the last one.
 async fn write(
     mut file: File,
     mut queue: mpsc::Receiver<Record>,
@@ -161,10 +162,11 @@ async fn write(
                 lost += records.len();
             }
         }
+        let is_full = records.len() == QUEUE;
         for record in records.drain(..) {
             let _ = events.send(record).await;
         }
-        if !queue.is_closed() {
+        if !is_full && !queue.is_closed() {
             tokio::time::sleep(PAUSE).await;
         }
     }

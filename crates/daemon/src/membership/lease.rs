@@ -40,7 +40,7 @@ struct Term {
 }
 
 impl Term {
-    /// Returns the time from a renewal to the end. The clocks of two machines do not run equally fast.
+    /// Returns the time from a renewal to the end: the length less a margin, because the clocks of two machines do not run equally fast.
     fn lasts(&self) -> Duration {
         self.length - self.length / LEASE_MARGIN
     }
@@ -82,7 +82,7 @@ impl Lease {
         }
     }
 
-    /// Returns when the call was sent that has renewed the lease last; none if it never ends.
+    /// Returns the time at which the newest renewing call was sent. Returns none for a lease that never ends.
     fn renewed(&self) -> Option<Instant> {
         let term = self.0.as_ref()?;
         let ends = Duration::from_micros(term.ends.load(Relaxed));

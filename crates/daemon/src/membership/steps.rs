@@ -30,7 +30,7 @@ struct Open {
 }
 
 impl StepReports {
-    /// Returns the stream to a coordinator, by which a member with this lease reports. It opens with the first report.
+    /// Returns the report stream of the member that holds this lease. It opens with the first report.
     pub(super) fn new(coordinator: Coordinator, lease: Lease) -> Self {
         Self {
             coordinator,

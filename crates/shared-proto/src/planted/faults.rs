@@ -183,7 +183,7 @@ faults! {
         SilentWaits,
         /// A report of steps does not renew the lease, though its answer says so.
         UnrenewedLease,
-        /// Gradients count as computed with weights that came after the computation.
+        /// A push names versions that arrived after its gradients were computed.
         LaterWeights,
     }
 }

@@ -27,12 +27,11 @@ pub(super) const POLLS: usize = 100;
 /// The longest sleep of a short wait. A wait in which polls have found a frame is short too.
 const SHORT: Duration = Duration::from_micros(100);
 
-/// The longest time between two polls while the thread has its core for itself. A longer one shows that another thread wants the core,
-/// perhaps the one that sends.
+/// The longest usual time between two polls. After a longer one, another thread or task probably needs the core, perhaps the sender.
 const UNDISTURBED: Duration = Duration::from_micros(50);
 
-/// The time for which a reader sleeps at once after that.
-const CROWDED: Duration = Duration::from_millis(20);
+/// The time for which a reader does not poll after a longer interval.
+const CROWDED: Duration = Duration::from_millis(2);
 
 /// Messages that arrive on a body.
 pub struct Incoming<M> {
@@ -46,7 +45,7 @@ pub struct Incoming<M> {
     length: Option<usize>,
     /// True if the last wait was short, so that the next one may be too.
     short_waits: bool,
-    /// The time until which another thread is expected to want the core.
+    /// The time until which it does not poll, because another thread or task needs the core.
     crowded: Option<Instant>,
     messages: PhantomData<M>,
 }
@@ -124,7 +123,7 @@ impl<M: Message + Default> Incoming<M> {
     }
 
     /// Returns the next frame. If waits are short, it polls several times before it lets the thread sleep. If they are
-    /// long, or another thread wants the core, that would take the core from threads that have work.
+    /// long, or another thread needs the core, that would take the core from threads that have work.
     async fn frame(&mut self) -> Option<Result<Frame<Bytes>, Status>> {
         let mut poll = |context: &mut Context<'_>| Pin::new(&mut self.body).poll_frame(context);
         let mut last = Instant::now();

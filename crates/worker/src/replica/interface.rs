@@ -77,7 +77,7 @@ impl Prepared {
     }
 }
 
-/// A computation that has begun.
+/// A computation that is queued or running. If it is dropped, its batch is used up all the same.
 pub struct Computing {
     positions: Positions,
     step: Step,
@@ -154,15 +154,16 @@ pub trait Replica {
     /// Starts to assemble a batch. Several batches may be prepared ahead of their computation.
     async fn prepare(&self, positions: Positions) -> Prepared;
 
-    /// Writes values into the variables, in the order of the calls. An error is returned by the next computation.
+    /// Writes values into the variables, in the order of the calls. May be called during a computation: the values count for later ones. An
+    /// error is returned by the next computation.
     async fn take_in(&self, parts: Vec<Part>);
 
     /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
     /// order in which they were prepared; one that is passed over is dropped.
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError>;
 
-    /// Begins to compute as [`Self::compute`] does, without waiting for the result: the replica computes once it has done what it was asked
-    /// for before. Returns none if it cannot; the default is a replica that cannot.
+    /// Begins to compute as [`Self::compute`] does, without waiting for the result. The replica computes after all earlier calls.
+    /// Returns none if it cannot, which is the default.
     async fn begin(&self, _: Positions, _: Step) -> Option<Computing> {
         None
     }

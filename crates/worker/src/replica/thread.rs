@@ -348,6 +348,10 @@ impl Thread {
                     let taken_in = self.take_in(&parts);
                     self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
                 }
+                // It was begun for a membership that has ended.
+                Command::Compute(_, _, None, reply) if reply.is_closed() => {
+                    self.taken_in = Ok(());
+                }
                 Command::Compute(positions, step, others, reply) => {
                     drop(reply.send(self.compute(positions, step, others)));
                 }

@@ -26,7 +26,7 @@ use crate::variables::Part;
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
 /// of this one, on the same streams. With `strategy.pipeline = 1` it requests them when this step's computation begins: then
-/// they lack this step's gradients, and wait in the form of messages until the computation has ended.
+/// they lack this step's gradients, and wait in the replica's queue until the computation has ended.
 pub struct ParameterServer {
     shards: Shards,
     /// The weights that are already requested.
@@ -52,7 +52,7 @@ struct Requested {
     ticket: WeightsTicket,
     /// The time of the request, if the worker computed meanwhile.
     ahead_since: Option<Instant>,
-    /// The error of the weights that were taken meanwhile.
+    /// The error with which taking the weights failed. The next pull returns it.
     error: Option<ClientError>,
 }
 
@@ -252,8 +252,8 @@ impl ParameterServer {
         });
     }
 
-    /// Computes the loss and the gradients of a step. If the job computes ahead, requests what the next step wants meanwhile, hands it to
-    /// `take`, and lets the replica go on with the next step, so that it does not wait for this thread.
+    /// Computes the loss and the gradients of a step. If the job computes ahead, requests the weights that the next step wants meanwhile, hands them to
+    /// `take`, and begins the next step, so that the replica does not wait for this thread.
     ///
     /// # Errors
     /// The replica's.
@@ -269,7 +269,11 @@ impl ParameterServer {
             return Ok(Computed::nothing());
         }
         let begun = self.begun.take();
-        let begun = begun.filter(|begun| begun.is_of(positions, step));
+        // The replica has to have this computation before the weights of the next one.
+        let begun = match begun.filter(|begun| begun.is_of(positions, step)) {
+            Some(begun) => Some(begun),
+            None => replica.begin(positions, step).await,
+        };
         let is_done = CancellationToken::new();
         let computing = async {
             let computed = match begun {
@@ -289,7 +293,7 @@ impl ParameterServer {
                 self.begun = replica.begin(positions, Step { clock, ..step }).await;
             }
         };
-        let (computed, ()) = tokio::join!(computing, ahead);
+        let (computed, ()) = tokio::join!(biased; computing, ahead);
         Ok(computed?)
     }
 
