@@ -252,8 +252,8 @@ impl ParameterServer {
         });
     }
 
-    /// Computes the loss and the gradients of a step. If the job computes ahead, requests the weights that the next step wants meanwhile, hands them to
-    /// `take`, and begins the next step, so that the replica does not wait for this thread.
+    /// Computes the loss and the gradients of a step. If the job computes ahead, requests the weights that the next step wants meanwhile,
+    /// hands them to `take`, and begins the next step, so that the replica does not wait for this thread.
     ///
     /// # Errors
     /// The replica's.
