@@ -178,9 +178,12 @@ fn servers_hold_a_worker_that_computes_ahead_to_the_bound() {
 fn the_staleness_of_a_worker_that_computes_ahead_is_measured() {
     for (pipeline, expected) in [(0, 0.0..0.01), (1, 0.5..1.0)] {
         let job = format!(
-            "epochs = 2\n[strategy]\npipeline = {pipeline}\n[cluster]\nps = 2\nworkers = 1\n"
+            "epochs = 2\n[model]\nname = \"odd\"\n[strategy]\npipeline = {pipeline}\n[cluster]\nps = 2\nworkers = 1\n"
         );
-        let (summary, dir) = train(&job, 1);
+        let mut cluster = Cluster::start(program(), &job, 2);
+        // The weights of the next step arrive within this time.
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "30")]);
+        let (summary, dir) = cluster.finish();
         let staleness = summary["mean_gradient_staleness"].as_f64().unwrap();
         assert!(expected.contains(&staleness), "{pipeline}: {summary}");
         assert_eq!(summary["samples"], 2 * 1437);
