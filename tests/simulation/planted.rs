@@ -70,11 +70,11 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::LeftTooEarly, 24),
     (Fault::GroupCountsTwice, 2),
     (Fault::SpareHasSamples, 2),
-    (Fault::OrderKept, 635),
+    (Fault::OrderKept, 126),
     (Fault::ClosesEmpty, 5),
     (Fault::MissedNotMade, 5),
     (Fault::RowsForgotten, 1),
-    (Fault::DenseFirst, 48),
+    (Fault::DenseFirst, 98),
     (Fault::SlotsNotTaken, 2),
     (Fault::OldSlots, 59),
 ];
