@@ -132,7 +132,7 @@ fn check_heat(cluster: &Cluster) {
     assert_eq!(sum("buckets", "rows"), 113);
     assert_eq!(shown["ids"].as_array().unwrap().len(), 113);
     assert_eq!(sum("ids", "error"), 0);
-    // Several ids may have as many.
+    // Several ids may have the most updates, in any order.
     let most = shown["ids"][0]["updates"].to_string();
     let text = heat(&["-n", "1"]);
     let last = text.trim_end().lines().last().unwrap();

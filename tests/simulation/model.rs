@@ -15,6 +15,7 @@ use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::{bucket, hash};
 use shared_proto::table::{Initializer, RowOptimizer, TableSpec};
+use tokio::time::{Instant, Sleep};
 use worker::replica::{
     Computed, Computing, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica,
     ReplicaError, Step,
@@ -24,8 +25,6 @@ use worker::strategy::{
     StrategyError,
 };
 use worker::variables::Part;
-
-use tokio::time::{Instant, Sleep};
 
 use crate::history::History;
 use crate::pairs;
@@ -221,7 +220,7 @@ pub(crate) struct Counting {
     name: String,
     history: History,
     step: Duration,
-    /// The time at which it has done all computations that have begun.
+    /// The time at which it will have done all computations that have begun.
     free_at: Mutex<Instant>,
     description: Description,
 }
@@ -261,9 +260,7 @@ impl Counting {
             },
         }
     }
-}
 
-impl Counting {
     /// Waits for the end of a computation, which begins after all others.
     fn next_computation(&self) -> Sleep {
         let mut free_at = self.free_at.lock().unwrap();

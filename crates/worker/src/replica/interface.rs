@@ -77,7 +77,7 @@ impl Prepared {
     }
 }
 
-/// A computation that is queued or running. If it is dropped, its batch is used up all the same.
+/// A computation that is queued or running. If it is dropped, its batch has to be prepared again.
 pub struct Computing {
     positions: Positions,
     step: Step,

@@ -162,10 +162,7 @@ impl ModelReplica {
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReplicaError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(command(reply)).await;
-        match answer.await {
-            Ok(answer) => answer,
-            Err(_) => Err(panicked(&self.thread).await),
-        }
+        answered(answer, Arc::clone(&self.thread)).await
     }
 }
 
@@ -203,13 +200,8 @@ impl Replica for ModelReplica {
         let (reply, answer) = oneshot::channel();
         let command = Command::Compute(positions, step, None, reply);
         let _ = self.commands.send(command).await;
-        let thread = Arc::clone(&self.thread);
-        Some(Computing::new(positions, step, async move {
-            match answer.await {
-                Ok(answer) => answer,
-                Err(_) => Err(panicked(&thread).await),
-            }
-        }))
+        let computed = answered(answer, Arc::clone(&self.thread));
+        Some(Computing::new(positions, step, computed))
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
@@ -226,6 +218,17 @@ impl Replica for ModelReplica {
 
     fn mirror(&self) -> Option<&dyn Mirror> {
         Some(self)
+    }
+}
+
+/// Waits for the answer of a thread, or returns the error of a thread that has panicked.
+async fn answered<T>(
+    answer: oneshot::Receiver<Result<T, ReplicaError>>,
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+) -> Result<T, ReplicaError> {
+    match answer.await {
+        Ok(answer) => answer,
+        Err(_) => Err(panicked(&thread).await),
     }
 }
 
@@ -348,7 +351,7 @@ impl Thread {
                     let taken_in = self.take_in(&parts);
                     self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
                 }
-                // It was begun for a membership that has ended.
+                // The membership that has begun it has ended, and with it the weights that it took in.
                 Command::Compute(_, _, None, reply) if reply.is_closed() => {
                     self.taken_in = Ok(());
                 }
