@@ -1,29 +1,36 @@
-//! The state that outlives a coordinator, in an embedded transactional store in the run directory.
+//! The state that outlives a coordinator, in a file of the run directory.
 //!
-//! - `rows`: the rows of the store
+//! - `rows`: the rows of a state, and their differences
+//! - `file`: the file: an embedded transactional database, behind a `journal` of the changes that it does not have yet
 
+mod file;
+mod journal;
 mod rows;
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
-use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use redb::StorageBackend;
 use shared_proto::job::run_dir;
 
 use super::reserve::Reserve;
 use crate::cluster::Durable;
+use file::StateFile;
 use rows::{Changes, FORM, Rows, decode};
 
-const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("flambeau");
+/// The size of the journal in other storage than a file, in bytes. It is small, so that simulations fill it often.
+const SIMULATED_JOURNAL_BYTES: usize = 16 << 10;
 
 /// The number of bytes that are encoded in the time in which one is written.
 const ENCODED_FOR_ONE_WRITTEN: usize = 4;
 
 /// The store of a coordinator's state.
 pub(crate) struct State {
-    database: Mutex<Option<Database>>,
-    /// The rows in the store, once they are known.
+    /// None if it could not be opened again after a failed write.
+    file: Mutex<Option<StateFile>>,
+    /// The rows in the file, once they are known.
     rows: Mutex<Option<Rows>>,
     /// The reserve; none for a state that is not in a file.
     reserve: Option<Mutex<Reserve>>,
@@ -34,14 +41,10 @@ pub(crate) struct State {
 /// # Errors
 /// If the state in it cannot be opened.
 pub fn is_at_work(dir: &Path) -> Result<bool, StateError> {
-    let path = dir.join(run_dir::STATE);
-    if !path.exists() {
-        return Ok(false);
-    }
-    match Database::open(path) {
+    match StateFile::find(&dir.join(run_dir::STATE)) {
         Ok(_) => Ok(false),
-        Err(redb::DatabaseError::DatabaseAlreadyOpen) => Ok(true),
-        Err(error) => Err(error.into()),
+        Err(error) if error.is_open_elsewhere() => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
@@ -77,6 +80,14 @@ impl StateError {
         }
     }
 
+    /// Returns whether another process has the file open.
+    fn is_open_elsewhere(&self) -> bool {
+        let Self::Store(error) = self else {
+            return false;
+        };
+        matches!(&**error, redb::Error::DatabaseAlreadyOpen)
+    }
+
     /// Returns whether the disk is full.
     fn is_full(&self) -> bool {
         use io::ErrorKind::{QuotaExceeded, StorageFull};
@@ -96,14 +107,14 @@ impl State {
     /// If it cannot be read or written, or another process has it open.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
         let mut reserve = Reserve::beside(path);
-        let database = match Database::create(path).map_err(StateError::from) {
-            Err(error) if error.is_full() && reserve.release() => Database::create(path)?,
+        let file = match StateFile::open(path) {
+            Err(error) if error.is_full() && reserve.release() => StateFile::open(path)?,
             opened => opened?,
         };
         // Made only now, because the process that has the state open owns the reserve too.
         reserve.make();
         Ok(Self {
-            database: Mutex::new(Some(database)),
+            file: Mutex::new(Some(file)),
             rows: Mutex::default(),
             reserve: Some(Mutex::new(reserve)),
         })
@@ -115,12 +126,11 @@ impl State {
     /// # Errors
     /// If it cannot be read, or another process has it open.
     pub(crate) fn saved(path: &Path) -> Result<Option<Durable>, StateError> {
-        // A process that died when it had created the file has left it empty.
-        if !path.metadata().is_ok_and(|file| file.len() > 0) {
+        let Some(file) = StateFile::find(path)? else {
             return Ok(None);
-        }
+        };
         let state = Self {
-            database: Mutex::new(Some(Database::open(path)?)),
+            file: Mutex::new(Some(file)),
             rows: Mutex::default(),
             reserve: None,
         };
@@ -132,9 +142,9 @@ impl State {
     /// # Errors
     /// If it cannot be read or written.
     pub(crate) fn over(storage: impl StorageBackend) -> Result<Self, StateError> {
-        let database = Database::builder().create_with_backend(storage)?;
+        let file = StateFile::over(Arc::new(storage), SIMULATED_JOURNAL_BYTES)?;
         Ok(Self {
-            database: Mutex::new(Some(database)),
+            file: Mutex::new(Some(file)),
             rows: Mutex::default(),
             reserve: None,
         })
@@ -142,8 +152,8 @@ impl State {
 
     /// Reads the stored state, if there is one.
     pub(crate) fn read(&self) -> Result<Option<Durable>, StateError> {
-        let database = self.database.lock();
-        let rows = read_rows(database.as_ref().ok_or_else(closed)?)?;
+        let mut file = self.file.lock();
+        let rows = file.as_mut().ok_or_else(closed)?.read()?;
         let durable = decode(&rows);
         *self.rows.lock() = Some(rows);
         durable
@@ -153,17 +163,17 @@ impl State {
     /// the reserve. Returns the cost, as the number of bytes that take as long to write.
     ///
     /// # Errors
-    /// If it cannot be written, or the next process could not read it. The stored state is then unchanged.
+    /// If it cannot be written, or a row would not read back as it is ([`Changes::between`]).
     pub(crate) fn write(&self, durable: &Durable) -> Result<usize, StateError> {
-        let mut database = self.database.lock();
+        let mut file = self.file.lock();
         let mut known = self.rows.lock();
         // After an error they are read again.
         let mut stored = match known.take() {
             Some(stored) => stored,
-            None => read_rows(database.as_ref().ok_or_else(closed)?)?,
+            None => file.as_mut().ok_or_else(closed)?.read()?,
         };
         let changes = Changes::between(&stored, durable)?;
-        self.put(&mut database, &changes)?;
+        self.put(&mut file, &stored, &changes)?;
         let written: usize = changes.rows.iter().map(|(_, value)| value.len()).sum();
         let cost = written + changes.encoded / ENCODED_FOR_ONE_WRITTEN;
         changes.apply_to(&mut stored);
@@ -171,8 +181,13 @@ impl State {
         Ok(cost)
     }
 
-    fn put(&self, database: &mut Option<Database>, changes: &Changes) -> Result<(), StateError> {
-        let written = put(database.as_ref().ok_or_else(closed)?, changes);
+    fn put(
+        &self,
+        file: &mut Option<StateFile>,
+        stored: &Rows,
+        changes: &Changes,
+    ) -> Result<(), StateError> {
+        let written = file.as_mut().ok_or_else(closed)?.write(stored, changes);
         let Some(reserve) = &self.reserve else {
             return written;
         };
@@ -183,10 +198,11 @@ impl State {
                     "no room for the coordinator's state ({error}); used the room reserved for it in {}. Make room on that disk",
                     reserve.path.display()
                 );
-                // After a failed write the store must be opened again.
-                drop(database.take());
-                let again = database.insert(Database::create(&reserve.state)?);
-                put(again, changes)
+                // After a failed write the file must be opened again.
+                drop(file.take());
+                let again = file.insert(StateFile::open(&reserve.state)?);
+                let stored = again.read()?;
+                again.write_database(&stored, changes)
             }
             Ok(()) => {
                 reserve.see_to();
@@ -208,39 +224,6 @@ impl State {
 
 fn closed() -> StateError {
     redb::Error::Corrupted("it could not be opened again after a failed write".to_owned()).into()
-}
-
-/// Reads all rows.
-fn read_rows(database: &Database) -> Result<Rows, StateError> {
-    let reading = database.begin_read()?;
-    let table = match reading.open_table(TABLE) {
-        Ok(table) => table,
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Rows::new()),
-        Err(error) => return Err(error.into()),
-    };
-    let mut rows = Rows::new();
-    for row in table.iter()? {
-        let (name, value) = row?;
-        rows.insert(name.value().to_owned(), value.value().to_vec());
-    }
-    Ok(rows)
-}
-
-fn put(database: &Database, changes: &Changes) -> Result<(), StateError> {
-    if changes.rows.is_empty() && changes.removed.is_empty() {
-        return Ok(());
-    }
-    let writing = database.begin_write()?;
-    {
-        let mut table = writing.open_table(TABLE)?;
-        for (name, value) in &changes.rows {
-            table.insert(name.as_str(), value.as_slice())?;
-        }
-        for name in &changes.removed {
-            table.remove(name.as_str())?;
-        }
-    }
-    Ok(writing.commit()?)
 }
 
 #[cfg(test)]

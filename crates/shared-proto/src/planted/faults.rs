@@ -61,6 +61,10 @@ faults! {
         OneGeneration,
         /// The coordinator answers before its state is persisted.
         AnsweredBeforeKept,
+        /// A change of the coordinator's state counts as persisted before it is on the disk.
+        JournalNotSynced,
+        /// A coordinator that starts again takes changes that its database already has for new ones.
+        OldRecords,
         /// The coordinator answers a finished part of a step before the part is persisted.
         PartForgotten,
         /// A job that goes back keeps its progress.

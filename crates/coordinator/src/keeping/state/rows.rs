@@ -9,7 +9,7 @@ use super::StateError;
 use crate::cluster::{Durable, TakeRows};
 
 /// The row with the form of the state. In forms before the third it has the whole state.
-const FORM_ROW: &str = "cluster";
+pub(super) const FORM_ROW: &str = "cluster";
 
 /// The form of the state that this release writes. It is raised when an earlier release's state cannot be read as
 /// this one's.
@@ -18,11 +18,33 @@ pub(super) const FORM: u32 = 3;
 /// The values of rows, by name.
 pub(super) type Rows = BTreeMap<String, Vec<u8>>;
 
-/// The form of a state.
-#[derive(Serialize, Deserialize)]
+/// The form of a state, and what the database has of it.
+#[derive(Default, Serialize, Deserialize)]
 struct Form {
     #[serde(default)]
     form: u32,
+    /// The number of the write that the database was written with. The journal has those after it.
+    #[serde(default)]
+    sequence: u64,
+}
+
+/// Returns the value of [`FORM_ROW`] in a database that has all writes up to this one.
+///
+/// # Errors
+/// Those of the encoder.
+pub(super) fn form_row(sequence: u64) -> Result<Vec<u8>, StateError> {
+    let form = Form {
+        form: FORM,
+        sequence,
+    };
+    serde_json::to_vec(&form).map_err(|error| StateError::NotReadBack(error.to_string()))
+}
+
+/// Returns the number of the newest write that a database with these rows has; 0 if it says none.
+pub(super) fn sequence_of(rows: &Rows) -> u64 {
+    let form = rows.get(FORM_ROW);
+    let form = form.and_then(|form| serde_json::from_slice::<Form>(form).ok());
+    form.unwrap_or_default().sequence
 }
 
 /// Returns the state in rows that a coordinator has written; none if there are no rows.
@@ -35,7 +57,7 @@ pub(super) fn decode(rows: &Rows) -> Result<Option<Durable>, StateError> {
         return Ok(None);
     }
     let form = rows.get(FORM_ROW).map_or(b"{}".as_slice(), Vec::as_slice);
-    let Form { form } = serde_json::from_slice(form).map_err(read)?;
+    let Form { form, .. } = serde_json::from_slice(form).map_err(read)?;
     if form != FORM {
         return Err(StateError::OtherRelease(form));
     }
@@ -57,7 +79,8 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Encodes a state, and checks that the rows that differ from the stored ones read back the same.
+    /// Encodes a state, and finds the rows that differ from the stored ones. Checks that new rows read back the same; in debug builds it checks
+    /// all that differ. With 1,000 workers such a check takes a tenth of the coordinator's processor time.
     pub(super) fn between(stored: &Rows, durable: &Durable) -> Result<Self, StateError> {
         let mut encoder = Encoder {
             stored,
@@ -66,7 +89,6 @@ impl Changes {
             value: Vec::new(),
             encoded: 0,
         };
-        encoder.row(FORM_ROW, &Form { form: FORM })?;
         durable.rows(&mut encoder)?;
         let Encoder {
             kept,
@@ -74,9 +96,10 @@ impl Changes {
             encoded,
             ..
         } = encoder;
-        let removed = stored.keys().filter(|name| !kept.contains(name.as_str()));
+        let removed = stored.keys().map(String::as_str);
+        let removed = removed.filter(|name| !kept.contains(name) && *name != FORM_ROW);
         Ok(Self {
-            removed: removed.cloned().collect(),
+            removed: removed.map(str::to_owned).collect(),
             rows: changed,
             encoded,
         })
@@ -113,15 +136,18 @@ impl TakeRows for Encoder<'_> {
         self.value.clear();
         serde_json::to_writer(&mut self.value, value).map_err(wrong_json)?;
         self.encoded += self.value.len();
-        if let Some((name, stored)) = self.stored.get_key_value(name) {
+        let stored = self.stored.get_key_value(name);
+        if let Some((name, stored)) = stored {
             self.kept.insert(name);
             if *stored == self.value {
                 return Ok(());
             }
         }
-        let read: T = serde_json::from_slice(&self.value).map_err(wrong_json)?;
-        if serde_json::to_vec(&read).map_err(wrong_json)? != self.value {
-            return Err(wrong("a value changes when it is read back".to_owned()));
+        if stored.is_none() || cfg!(debug_assertions) {
+            let read: T = serde_json::from_slice(&self.value).map_err(wrong_json)?;
+            if serde_json::to_vec(&read).map_err(wrong_json)? != self.value {
+                return Err(wrong("a value changes when it is read back".to_owned()));
+            }
         }
         self.changed.push((name.to_owned(), self.value.clone()));
         Ok(())

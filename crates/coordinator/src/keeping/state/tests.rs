@@ -9,6 +9,7 @@ use shared_proto::job::Job;
 use shared_proto::wire;
 use std::fs::File;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Returns a cluster with one evaluation that has these numbers.
@@ -58,17 +59,56 @@ fn a_metric_that_is_no_number_outlives_a_coordinator() {
     assert!(read[3].is_sign_negative());
 }
 
+/// Writes rows as releases without a journal did.
+fn write_rows(path: &Path, rows: &[(&str, &[u8])]) {
+    let database = redb::Database::create(path).unwrap();
+    let table: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("flambeau");
+    let writing = database.begin_write().unwrap();
+    for (name, value) in rows {
+        let mut table = writing.open_table(table).unwrap();
+        table.insert(*name, *value).unwrap();
+    }
+    writing.commit().unwrap();
+}
+
+#[test]
+fn a_state_without_a_journal_is_read_and_continued() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state");
+    let saved = with_workers(&[(0, 1), (1, 1)]);
+    let rows = Changes::between(&Rows::new(), &saved).unwrap().rows;
+    let mut rows: Vec<(&str, &[u8])> = rows.iter().map(|(n, v)| (n.as_str(), &v[..])).collect();
+    rows.push(("cluster", br#"{"form":3}"#));
+    write_rows(&path, &rows);
+    let mut expected = saved;
+    for samples in 2..5 {
+        let state = State::open(&path).unwrap();
+        let read = state.read().unwrap().unwrap();
+        assert_eq!(as_json(&read), as_json(&expected));
+        expected = with_workers(&[(1, samples), (2, 1)]);
+        state.write(&expected).unwrap();
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state");
+    for content in [b"notes".to_vec(), vec![7; 5 << 20]] {
+        std::fs::write(&path, &content).unwrap();
+        assert!(State::open(&path).is_err());
+        assert!(State::saved(&path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+    }
+}
+
 #[test]
 fn the_state_of_another_release_is_refused_as_such() {
     let read = |name: &str, value: &str| {
-        let state = State::over(redb::backends::InMemoryBackend::new()).unwrap();
-        let changes = Changes {
-            rows: vec![(name.to_owned(), value.as_bytes().to_vec())],
-            removed: Vec::new(),
-            encoded: 0,
-        };
-        put(state.database.lock().as_ref().unwrap(), &changes).unwrap();
-        state.read().unwrap_err().to_string()
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        write_rows(&path, &[(name, value.as_bytes())]);
+        State::open(&path).unwrap().read().unwrap_err().to_string()
     };
     for (name, value, form) in [
         ("cluster", r#"{"generation":3,"members":[]}"#, "form 0"),
@@ -163,6 +203,168 @@ proptest! {
     }
 }
 
+/// Storage that outlives the state over it.
+#[derive(Clone, Debug)]
+struct Storage {
+    bytes: Arc<redb::backends::InMemoryBackend>,
+    /// True if the journal cannot be written.
+    has_bad_journal: Arc<AtomicBool>,
+    /// The number of changes after which all fail.
+    changes_left: Arc<AtomicUsize>,
+}
+
+impl StorageBackend for Storage {
+    fn len(&self) -> io::Result<u64> {
+        self.bytes.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.bytes.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change()?;
+        self.bytes.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.change()?;
+        self.bytes.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if offset < Self::JOURNAL as u64 && self.has_bad_journal.load(Ordering::Relaxed) {
+            return Err(io::Error::other("a bad sector"));
+        }
+        self.change()?;
+        self.bytes.write(offset, data)
+    }
+}
+
+impl Storage {
+    /// The size of the journal: room for a few of [`with_workers`].
+    const JOURNAL: usize = 8 << 10;
+
+    fn new() -> Self {
+        Self {
+            bytes: Arc::new(redb::backends::InMemoryBackend::new()),
+            has_bad_journal: Arc::default(),
+            changes_left: Arc::new(AtomicUsize::new(usize::MAX)),
+        }
+    }
+
+    fn change(&self) -> io::Result<()> {
+        let left = self.changes_left.load(Ordering::Relaxed);
+        let left = left.checked_sub(1).ok_or(io::ErrorKind::StorageFull)?;
+        self.changes_left.store(left, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn try_open(&self) -> Result<StateFile, StateError> {
+        StateFile::over(Arc::new(self.clone()), Self::JOURNAL)
+    }
+
+    fn open(&self) -> State {
+        let file = self.try_open().unwrap();
+        State {
+            file: Mutex::new(Some(file)),
+            rows: Mutex::default(),
+            reserve: None,
+        }
+    }
+
+    fn read(&self) -> serde_json::Value {
+        as_json(&self.open().read().unwrap().unwrap())
+    }
+
+    fn journal(&self) -> Vec<u8> {
+        let mut journal = vec![0; Self::JOURNAL];
+        self.bytes.read(0, &mut journal).unwrap();
+        journal
+    }
+}
+
+#[test]
+fn a_file_whose_creation_was_cut_short_is_created_again() {
+    let mut cuts = 0;
+    for changes in 0.. {
+        let storage = Storage::new();
+        storage.changes_left.store(changes, Ordering::Relaxed);
+        let created = storage.try_open().is_ok();
+        storage.changes_left.store(usize::MAX, Ordering::Relaxed);
+        let newest = with_workers(&[(1, changes as u64)]);
+        storage.open().write(&newest).unwrap();
+        assert_eq!(storage.read(), as_json(&newest));
+        if created {
+            break;
+        }
+        cuts += 1;
+    }
+    assert!(cuts > 3, "{cuts}");
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_holds_up_no_change() {
+    let storage = Storage::new();
+    for fails in [false, true, true, false, false] {
+        let state = storage.open();
+        for samples in 0..4 {
+            storage
+                .has_bad_journal
+                .store(fails && samples > 0, Ordering::Relaxed);
+            let newest = with_workers(&[(samples, samples.into()), (7, 1)]);
+            state.write(&newest).unwrap();
+            let read = state.read().unwrap().unwrap();
+            assert_eq!(as_json(&read), as_json(&newest));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// The newest state is read back by whichever process, with a journal that is often full. If the machine dies within a write, so that
+    /// any of its bytes are not written, then the state is the one before or the new one.
+    #[test]
+    fn a_write_is_read_back_whole_or_not_at_all(
+        writes in prop::collection::vec((any::<bool>(), any::<bool>(), any::<u64>()), 1..40),
+    ) {
+        let storage = Storage::new();
+        let mut state = storage.open();
+        let mut newest = with_workers(&[]);
+        state.write(&newest).unwrap();
+        for (number, (restarts, dies, bytes)) in writes.into_iter().enumerate() {
+            let before = storage.journal();
+            let next = with_workers(&[(number as u32 % 7, number as u64), (7, 1)]);
+            state.write(&next).unwrap();
+            let after = storage.journal();
+            if dies && before != after {
+                drop(state);
+                let mut torn = after.clone();
+                for (index, (torn, before)) in torn.iter_mut().zip(&before).enumerate() {
+                    if bytes & (1 << (index % 64)) == 0 {
+                        *torn = *before;
+                    }
+                }
+                storage.write(0, &torn).unwrap();
+                let read = storage.read();
+                let expected = if torn == after { &next } else { &newest };
+                prop_assert_eq!(read, as_json(expected));
+                // The next process writes it again.
+                state = storage.open();
+                state.write(&next).unwrap();
+            }
+            newest = next;
+            if restarts {
+                drop(state);
+                prop_assert_eq!(storage.read(), as_json(&newest));
+                state = storage.open();
+            }
+        }
+        drop(state);
+        prop_assert_eq!(storage.read(), as_json(&newest));
+    }
+}
+
 /// A disk of a few MiB, unmounted at the end of the test.
 struct SmallDisk(tempfile::TempDir);
 
@@ -219,7 +421,7 @@ fn a_full_disk_has_room_for_the_state() {
         let mut cluster = Cluster::new(Job::default());
         for member in 0..300 {
             let request = wire::RegisterRequest {
-                identity: format!("{member:0>200}"),
+                identity: format!("{round}-{member:0>200}"),
                 ..wire::RegisterRequest::default()
             };
             let now = Instant::now();
