@@ -33,7 +33,7 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::KeepsProgress, 2),
     (Fault::OlderCheckpoint, 1),
     (Fault::NeverReplaced, 12),
-    (Fault::EarlyManifest, 1),
+    (Fault::EarlyManifest, 9),
     (Fault::CheckpointLacksStep, 2),
     (Fault::StaleModel, 18),
     (Fault::SilentLosses, 6),
