@@ -1,10 +1,12 @@
 //! The training modes: the waits between workers, and the meaning of sync.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use candle_core::Device;
 use shared_proto::job::Job;
 use tests::Cluster;
+use tests::relay::{Relay, Weather};
 use worker::local;
 use worker::registry::Registry;
 
@@ -208,6 +210,26 @@ fn reports_of_steps_renew_the_lease_in_place_of_heartbeats() {
     assert_eq!(summary["steps"], 90);
     assert!(log.contains("registered"), "{log}");
     assert!(!log.contains("registering again"), "{log}");
+}
+
+/// The worker's connections to the coordinator break again and again, while several of its reports are under way or have no reply.
+#[test]
+fn each_step_is_counted_once_though_the_connections_of_reports_break() {
+    let job = "batch_size = 16\nepochs = 1\n[data]\nkind = \"random\"\noptions = { samples = 20000 }\n[cluster]\nps = 1\nworkers = 1\n[strategy]\nmode = \"async\"\n";
+    let relay = Relay::start(Weather {
+        delay: Duration::from_millis(30),
+        life: Some(Duration::from_millis(700)),
+        seed: 1,
+    });
+    let cluster = Cluster::start(program(), job, 1);
+    relay.lead_to(&cluster.coordinator.address());
+    let mut worker = cluster.member_at(&relay.address(), "worker", "worker-0", &[], &[]);
+    let ended = worker.wait();
+    assert!(ended.success(), "{}", worker.log());
+    let (summary, _dir) = cluster.finish();
+    assert_eq!(summary["steps"], 1250, "{summary}");
+    assert_eq!(summary["samples"], 20_000, "{summary}");
+    assert!(relay.cuts() >= 3, "only {} cuts", relay.cuts());
 }
 
 #[test]

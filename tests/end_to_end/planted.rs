@@ -74,6 +74,10 @@ fn planted_faults_are_found() {
             "modes::reports_of_steps_renew_the_lease_in_place_of_heartbeats",
         ),
         (
+            Fault::ForgottenReports,
+            "modes::each_step_is_counted_once_though_the_connections_of_reports_break",
+        ),
+        (
             Fault::LaterWeights,
             "modes::the_staleness_of_a_worker_that_computes_ahead_is_measured",
         ),

@@ -213,7 +213,7 @@ impl Membership {
         self.lease.clone()
     }
 
-    /// Returns the stream by which this worker reports finished steps. Each report renews the lease.
+    /// Returns the stream by which this worker reports finished steps. Each answered report renews the lease.
     pub fn step_reports(&self) -> StepReports {
         StepReports::new(self.coordinator.clone(), self.lease())
     }

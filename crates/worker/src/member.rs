@@ -180,7 +180,7 @@ where
             patience: self.parts.patience,
         };
         let strategy = (self.join)(&joining, &*replica).await?;
-        let reporter = Reporter::start(membership, strategy.reconciled());
+        let reporter = Reporter::start(job, membership, strategy.reconciled());
         let mut trainer = Trainer {
             job,
             membership,

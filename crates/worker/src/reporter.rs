@@ -1,19 +1,25 @@
 //! Reports finished steps to the coordinator while training continues. Steps that finish while a report is
-//! under way are added to the next one.
+//! under way are added to the next one. Most reports need no reply ([`StepReports`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use daemon::membership::{Membership, MembershipError, Sender, StepReports};
 use parking_lot::Mutex;
-use shared_proto::ids::{Clock, Epoch};
+use shared_proto::ids::{Clock, Epoch, Origin};
+use shared_proto::job::{Job, Mode};
 use shared_proto::wire;
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::counters::Times;
 use crate::error::WorkerError;
 use crate::step::Finished;
 use crate::strategy::Reconciled;
+
+/// Async mode: the time from one report to the next, in which steps are added together. In bounded mode others may wait for each step.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A worker's progress in a split.
 #[derive(Clone, Copy, Debug)]
@@ -28,12 +34,19 @@ pub(crate) struct Reporter {
     pending: Arc<Mutex<Pending>>,
     /// The work in the newest answer.
     work: Arc<Mutex<Option<wire::LeaseWorkReply>>>,
-    /// The number of steps handed in.
-    handed_in: watch::Sender<u64>,
+    handed_in: watch::Sender<HandedIn>,
     /// The number of steps with an answered report, or the error of a report that failed.
     answered: watch::Receiver<Result<u64, String>>,
     failure: Arc<Mutex<Option<WorkerError>>>,
     _stop: DropGuard,
+}
+
+/// Numbers of steps, counted from the reporter's start.
+#[derive(Clone, Copy, Debug, Default)]
+struct HandedIn {
+    steps: u64,
+    /// The number of steps whose reports are to be answered now.
+    awaited: u64,
 }
 
 #[derive(Default)]
@@ -52,17 +65,29 @@ struct Pending {
 }
 
 impl Reporter {
-    pub(crate) fn start(membership: &Membership, reconciled: Box<dyn Reconciled>) -> Self {
+    /// Starts to report.
+    pub(crate) fn start(
+        job: &Job,
+        membership: &Membership,
+        reconciled: Box<dyn Reconciled>,
+    ) -> Self {
+        let strategy = &job.strategy;
         let pending = Arc::<Mutex<Pending>>::default();
         let work = Arc::<Mutex<Option<wire::LeaseWorkReply>>>::default();
         let failure = Arc::<Mutex<Option<WorkerError>>>::default();
-        let (handed_in, counts) = watch::channel(0);
+        let (handed_in, counts) = watch::channel(HandedIn::default());
         let (tell, answered) = watch::channel(Ok(0));
         let stop = CancellationToken::new();
         let reports = Reports {
             steps: membership.step_reports(),
             sender: membership.sender(),
             reconciled,
+            waits: strategy.mode == Mode::Sync || strategy.name.has_ring(),
+            pause: match strategy.mode {
+                Mode::Async => PAUSE,
+                Mode::Bounded | Mode::Sync => Duration::ZERO,
+            },
+            unanswered: None,
             pushes: 0,
             pending: Arc::clone(&pending),
             work: Arc::clone(&work),
@@ -98,7 +123,7 @@ impl Reporter {
             pending.receipts.clone_from(&step.receipts);
             pending.wants_work = wants_work;
         }
-        self.handed_in.send_modify(|count| *count += 1);
+        self.handed_in.send_modify(|handed_in| handed_in.steps += 1);
     }
 
     /// Adds time between steps to the next report.
@@ -108,9 +133,11 @@ impl Reporter {
 
     /// Waits until all steps that were handed in are answered.
     pub(crate) async fn flush(&mut self) -> Result<(), WorkerError> {
-        let handed_in = *self.handed_in.borrow();
+        let steps = self.handed_in.borrow().steps;
+        self.handed_in
+            .send_modify(|handed_in| handed_in.awaited = steps);
         let done = |answered: &Result<u64, String>| match answered {
-            Ok(count) => *count >= handed_in,
+            Ok(count) => *count >= steps,
             Err(_) => true,
         };
         let failed = match self.answered.wait_for(done).await {
@@ -159,6 +186,11 @@ struct Reports {
     steps: StepReports,
     sender: Sender,
     reconciled: Box<dyn Reconciled>,
+    /// True if each report waits for its reply: in sync mode and in rings it comes with what the workers have done together.
+    waits: bool,
+    pause: Duration,
+    /// The newest report, if it was sent without a reply.
+    unanswered: Option<(Origin, wire::FinishStepRequest)>,
     /// The number of reported steps with pushed gradients.
     pushes: u64,
     pending: Arc<Mutex<Pending>>,
@@ -169,33 +201,57 @@ struct Reports {
 impl Reports {
     async fn send_all(
         mut self,
-        mut counts: watch::Receiver<u64>,
+        mut counts: watch::Receiver<HandedIn>,
         tell: watch::Sender<Result<u64, String>>,
     ) {
-        while counts.changed().await.is_ok() {
-            let count = *counts.borrow_and_update();
+        let mut answered = 0;
+        let mut next = Instant::now();
+        loop {
+            let ended = tokio::select! {
+                changed = counts.changed() => match changed {
+                    Ok(()) => false,
+                    Err(_) => return,
+                },
+                () = self.steps.ended(), if self.unanswered.is_some() => true,
+            };
+            if !ended {
+                let hurries = counts.wait_for(|handed_in| handed_in.awaited > answered);
+                let _ = timeout_at(next, hurries).await;
+            }
+            next = Instant::now() + self.pause;
+            let HandedIn { steps, awaited } = *counts.borrow_and_update();
             let pending = std::mem::take(&mut *self.pending.lock());
-            // The report before may have included the steps of this count.
-            if let Some(place) = pending.place
-                && let Err(error) = self.send(place, pending).await
-            {
+            let awaited = ended || awaited > answered;
+            let sent = match pending.place {
+                Some(place) => self.send(place, pending, awaited).await,
+                // The report before may have included the steps of this count.
+                None if awaited => self.confirm().await,
+                None => Ok(()),
+            };
+            if let Err(error) = sent {
                 let reason = error.to_string();
                 *self.failure.lock() = Some(error);
                 let _ = tell.send(Err(reason));
                 return;
             }
-            let _ = tell.send(Ok(count));
+            if self.unanswered.is_none() {
+                answered = steps;
+                let _ = tell.send(Ok(answered));
+            }
         }
     }
 
-    /// Reports finished steps in the epoch in which the strategy has reconciled. If the coordinator has a newer one,
-    /// waits until the strategy has reconciled there, and calls again.
-    async fn send(&mut self, place: SplitProgress, pending: Pending) -> Result<(), WorkerError> {
-        let mut origin = self.sender.next_origin(Epoch(0), place.clock);
+    /// Reports finished steps. `awaited`: not without a reply.
+    async fn send(
+        &mut self,
+        place: SplitProgress,
+        pending: Pending,
+        awaited: bool,
+    ) -> Result<(), WorkerError> {
+        let origin = self.sender.next_origin(Epoch(0), place.clock);
         self.pushes += pending.steps - pending.skipped - pending.late;
         let times = pending.times;
-        let mut request = wire::FinishStepRequest {
-            origin: None,
+        let request = wire::FinishStepRequest {
             split: place.split,
             position: place.position,
             steps: pending.steps,
@@ -212,14 +268,40 @@ impl Reports {
                 push: times.push.as_secs_f64(),
                 wait: times.wait.as_secs_f64(),
             }),
+            ..wire::FinishStepRequest::default()
         };
+        let wants_reply = awaited || self.waits || request.wants_work;
+        self.report(origin, request, wants_reply).await
+    }
+
+    /// Sends the newest report again, if it has no reply, and waits for one.
+    async fn confirm(&mut self) -> Result<(), WorkerError> {
+        match self.unanswered.take() {
+            Some((origin, request)) => self.report(origin, request, true).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a report in the epoch in which the strategy has reconciled. If the coordinator has a newer one, waits until the strategy has
+    /// reconciled there, and reports again.
+    async fn report(
+        &mut self,
+        mut origin: Origin,
+        mut request: wire::FinishStepRequest,
+        wants_reply: bool,
+    ) -> Result<(), WorkerError> {
         loop {
             origin.epoch = self.reconciled.epoch();
             request.origin = Some(origin.clone().into());
-            match self.steps.report(request.clone()).await {
-                Ok(reply) => {
+            match self.steps.report(request.clone(), wants_reply).await {
+                Ok(Some(reply)) => {
                     self.sender.heard(Epoch(reply.epoch));
                     *self.work.lock() = reply.work;
+                    self.unanswered = None;
+                    return Ok(());
+                }
+                Ok(None) => {
+                    self.unanswered = Some((origin, request));
                     return Ok(());
                 }
                 Err(MembershipError::Outdated(_)) => {

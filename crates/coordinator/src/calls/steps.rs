@@ -50,17 +50,19 @@ impl CurrentJob {
     ) -> Result<wire::FinishStepReply, Status> {
         let from = CallOrigin::new(&request.origin, extensions, "FinishStep").worker();
         let finish = of_member(self.origin(&from)?, |cluster, now, origin| {
-            let min_clock = cluster.finish_step(now, origin, request)?;
+            cluster.finish_step(now, origin, request)?;
             if !planted!(UnrenewedLease) {
                 cluster.heartbeat(now, origin.task);
             }
-            Ok((min_clock, cluster.waits_for_parts(origin.task)))
+            Ok((cluster.waits_for_parts(origin.task), cluster.steps_alone()))
         });
         let Active { shared, over, .. } = self.slot.active().map_err(refused)?;
-        let (mut min_clock, step) = shared.ask_fast(finish).await.map_err(refused)?;
+        // The numbers in the reply are those of a published view.
+        let at_once = |counted: &Result<_, _>| matches!(counted, Ok((_, true)));
+        let counted = shared.count_steps(finish, at_once).await;
+        let (step, _) = counted.map_err(refused)?;
         if let Some((step, epoch)) = step {
             shared.persist_part(step, epoch, &over).await;
-            min_clock = min_clock.max(shared.views.borrow().min_clock);
         }
         let work = match request.wants_work {
             true => {
@@ -72,11 +74,12 @@ impl CurrentJob {
         };
         let view = shared.views.borrow();
         Ok(wire::FinishStepReply {
-            min_clock: min_clock.0,
+            min_clock: view.min_clock.0,
             epoch: view.epoch.0,
             work,
             // The answer to a heartbeat has the error of a failed job.
             renewed: view.phase != JobPhase::Failed,
+            sequence: request.origin.as_ref().map_or(0, |o| o.sequence),
         })
     }
 
@@ -96,7 +99,8 @@ impl CurrentJob {
         leased.map_err(refused)
     }
 
-    /// Answers each request of a stream in turn. The stream ends after a refusal, when the worker closes it, or with the job.
+    /// Answers the requests of a stream in turn, except those that want no reply. The stream ends after a refusal, when the worker closes
+    /// it, or with the job.
     ///
     /// # Errors
     /// [`Reason::NoJob`](shared_proto::refusal::Reason::NoJob), as a status.
@@ -109,14 +113,20 @@ impl CurrentJob {
         let open = Some((self, extensions, requests, over));
         Ok(unfold(open, |open| async {
             let (current_job, extensions, mut requests, over) = open?;
-            let answer = match over.run_until_cancelled(requests.message()).await? {
-                Ok(request) => current_job.finish_step(&extensions, &request?).await,
-                Err(status) => Err(status),
-            };
-            let open = answer
-                .is_ok()
-                .then_some((current_job, extensions, requests, over));
-            Some((answer, open))
+            loop {
+                let request = match over.run_until_cancelled(requests.message()).await? {
+                    Ok(request) => request?,
+                    Err(status) => return Some((Err(status), None)),
+                };
+                match current_job.finish_step(&extensions, &request).await {
+                    Ok(_) if request.without_reply => {}
+                    Ok(reply) => {
+                        let open = (current_job, extensions, requests, over);
+                        return Some((Ok(reply), Some(open)));
+                    }
+                    Err(status) => return Some((Err(status), None)),
+                }
+            }
         }))
     }
 }

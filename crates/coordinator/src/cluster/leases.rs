@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use shared_proto::ids::Task;
 
 use super::split::Split;
 
 /// The leased splits. `start` of each is the first position that is not done.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(from = "Stored")]
 pub(super) struct Leases {
     splits: Stored,
-    /// The ids of each holder's splits. Each finished step looks up the split of its worker.
-    held: BTreeMap<Task, BTreeSet<u64>>,
+    /// The splits by holder and id. Each finished step looks up the split of its worker.
+    held: BTreeSet<(Task, u64)>,
 }
 
 /// The splits by id, each with its holder.
@@ -21,35 +21,27 @@ type Stored = BTreeMap<u64, (Task, Split)>;
 
 impl From<Stored> for Leases {
     fn from(splits: Stored) -> Self {
-        let mut held: BTreeMap<Task, BTreeSet<u64>> = BTreeMap::new();
-        for (id, (task, _)) in &splits {
-            held.entry(*task).or_default().insert(*id);
-        }
+        let held = splits.iter().map(|(id, (task, _))| (*task, *id));
+        let held = held.collect();
         Self { splits, held }
     }
 }
 
-impl From<Leases> for Stored {
-    fn from(leases: Leases) -> Self {
-        leases.splits
+impl Serialize for Leases {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.splits.serialize(serializer)
     }
 }
 
 impl Leases {
     pub(super) fn insert(&mut self, task: Task, split: Split) {
         self.splits.insert(split.id, (task, split));
-        self.held.entry(task).or_default().insert(split.id);
+        self.held.insert((task, split.id));
     }
 
     pub(super) fn remove(&mut self, id: u64) {
-        let Some((task, _)) = self.splits.remove(&id) else {
-            return;
-        };
-        if let Some(held) = self.held.get_mut(&task) {
-            held.remove(&id);
-            if held.is_empty() {
-                self.held.remove(&task);
-            }
+        if let Some((task, _)) = self.splits.remove(&id) {
+            self.held.remove(&(task, id));
         }
     }
 
@@ -61,7 +53,7 @@ impl Leases {
 
     /// Returns the oldest split of a holder.
     pub(super) fn held_by(&self, task: Task) -> Option<Split> {
-        let id = self.held.get(&task)?.first()?;
+        let (_, id) = self.held.range((task, 0)..=(task, u64::MAX)).next()?;
         self.splits.get(id).map(|(_, split)| *split)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
+use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal, brief};
@@ -14,8 +14,8 @@ use super::process::Process;
 use super::record::Record;
 use super::times::Times;
 
-/// One process of the job.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// One process of the job. It and its parts are stored as arrays, without the names of fields, because there may be thousands.
+#[derive(Clone, Debug, Serialize_tuple, Deserialize_tuple)]
 pub(crate) struct Member {
     pub(crate) task: Task,
     pub(crate) identity: String,
@@ -34,7 +34,7 @@ pub(crate) struct Member {
 }
 
 /// A worker's part in the training.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize_tuple, Deserialize_tuple)]
 pub(crate) struct WorkerProgress {
     pub(crate) clock: Clock,
     /// True if it holds data, so that others wait for it.

@@ -272,6 +272,11 @@ impl Cluster {
         self.job.strategy.mode == Mode::Sync
     }
 
+    /// Returns whether each worker makes steps of its own, so that a report of steps changes nothing for other workers but the min clock.
+    pub(crate) fn steps_alone(&self) -> bool {
+        !self.sync() && !self.has_ring()
+    }
+
     /// Makes a new view, with a higher number if anything in it has changed, and returns it.
     pub(crate) fn refresh_view(&mut self) -> &View {
         if self.on_fast_path() && !self.view_is_outdated() {
@@ -449,6 +454,16 @@ impl Cluster {
 
     pub(crate) fn take_records(&mut self) -> Vec<Record> {
         std::mem::take(&mut self.records)
+    }
+
+    /// Returns the number of records that are not taken yet.
+    pub(crate) fn records(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Keeps records that were taken, to be taken again.
+    pub(crate) fn keep_records(&mut self, records: impl Iterator<Item = Record>) {
+        self.records.splice(0..0, records);
     }
 
     pub(crate) fn fail(&mut self, now: Instant, error: String) {

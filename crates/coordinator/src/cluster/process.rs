@@ -1,6 +1,6 @@
 //! The process that has an identity, and its newest registration. Calls may arrive late, or twice.
 
-use serde::{Deserialize, Serialize};
+use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
@@ -8,7 +8,7 @@ use shared_proto::wire;
 const REMEMBERED: usize = 8;
 
 /// The process behind a member, and its newest registration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize_tuple, Deserialize_tuple)]
 pub(crate) struct Process {
     /// A number that the process has drawn; 0 if it states none.
     id: u64,

@@ -104,11 +104,12 @@ impl Cluster {
         let Some(member) = self.durable.members.get(&task.id) else {
             return Ok(self.durable.training.min_clock);
         };
-        if origin.sequence == member.progress.finished && origin.sequence > Sequence(0) {
-            return Ok(self.durable.training.min_clock);
-        }
-        if origin.sequence < member.progress.finished || origin.sequence == Sequence(0) {
+        let finished = member.progress.finished;
+        if origin.sequence == Sequence(0) || origin.sequence < finished && !request.repeated {
             return Err(out_of_order(origin, "FinishStep"));
+        }
+        if origin.sequence <= finished {
+            return Ok(self.durable.training.min_clock);
         }
         if self.has_ring() {
             self.finish_in_ring(now, origin, request)?;

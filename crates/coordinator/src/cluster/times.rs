@@ -1,10 +1,10 @@
 //! The time that workers spend in each part of a step.
 
-use serde::{Deserialize, Serialize};
+use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::wire;
 
 /// Seconds by part of a step.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize_tuple, Deserialize_tuple)]
 pub(super) struct Times {
     #[serde(with = "shared_proto::number")]
     pub(super) pull: f64,

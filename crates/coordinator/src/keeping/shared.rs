@@ -9,6 +9,7 @@ use shared_proto::ids::{Clock, Epoch};
 use shared_proto::planted;
 use shared_proto::refusal::Refusal;
 use shared_proto::view::{JobPhase, View};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -109,7 +110,7 @@ impl Shared {
             cluster.leave_fast_path();
             ask(cluster, now)
         };
-        self.ask_and_settle(any).await
+        self.ask_and_settle(any, |_| false).await.0
     }
 
     /// Asks the cluster on its fast path. Wakes waiting calls only if the call has left the fast path.
@@ -117,11 +118,7 @@ impl Shared {
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
     ) -> T {
-        let (answer, stayed) = self.ask_fast_quietly(ask).await;
-        if !stayed {
-            self.changed.notify_waiters();
-        }
-        answer
+        self.count_steps(ask, |_| false).await
     }
 
     /// Asks the cluster on its fast path. Wakes no waiting call. Returns the answer, and whether the call has stayed on the fast path.
@@ -131,42 +128,72 @@ impl Shared {
     ) -> (T, bool) {
         let on_fast_path = |cluster: &mut Cluster, now| {
             cluster.begin_fast_path();
-            let answer = ask(cluster, now);
-            cluster.refresh_view();
-            (answer, cluster.on_fast_path())
+            ask(cluster, now)
         };
-        self.ask_and_settle(on_fast_path).await
+        self.ask_and_settle(on_fast_path, |_| false).await
     }
 
+    /// Counts finished steps on the fast path. If `at_once` is true of the answer, it does not wait until changes of other calls are
+    /// persisted: it must tell nothing of them.
+    pub(crate) async fn count_steps<T>(
+        self: &Arc<Self>,
+        count: impl FnOnce(&mut Cluster, Instant) -> T,
+        at_once: impl FnOnce(&T) -> bool,
+    ) -> T {
+        let on_fast_path = |cluster: &mut Cluster, now| {
+            cluster.begin_fast_path();
+            count(cluster, now)
+        };
+        let (answer, stayed) = self.ask_and_settle(on_fast_path, at_once).await;
+        if !stayed {
+            self.changed.notify_waiters();
+        }
+        answer
+    }
+
+    /// Returns the answer, and whether the cluster is on its fast path.
     async fn ask_and_settle<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
-    ) -> T {
-        let (answer, changes, records) = {
+        at_once: impl FnOnce(&T) -> bool,
+    ) -> (T, bool) {
+        let (answer, changes, waits, full) = {
             let mut cluster = self.cluster.lock();
+            let (before, records) = (cluster.changes().urgent, cluster.records());
             let answer = ask(&mut cluster, now());
             cluster.refresh_view();
-            let (changes, records) = (cluster.changes(), cluster.take_records());
-            if records.is_empty()
-                && let Ok(kept) = self.kept.try_lock()
-                && kept.changes.urgent == changes.urgent
-            {
-                self.publish(cluster.view());
-                return answer;
-            }
-            (answer, changes, records)
+            let changes = cluster.changes();
+            let persisted = *self.persisted.borrow() == changes.urgent;
+            let records = cluster.records() > records;
+            let full = persisted && !self.publish_all(&mut cluster) && records;
+            let waits = !persisted && (changes.urgent > before || !at_once(&answer));
+            ((answer, cluster.on_fast_path()), changes, waits, full)
         };
-        let shared = Arc::clone(self);
-        // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
-        let settled = tokio::spawn(async move {
-            shared.settle(changes).await;
-            for record in records {
-                // Fails only if the recorder has ended, which has logged why.
-                let _ = shared.records.send(record).await;
-            }
-        });
-        let _ = settled.await;
+        if waits {
+            let shared = Arc::clone(self);
+            // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
+            let settled = tokio::spawn(async move { shared.settle(changes).await });
+            let _ = settled.await;
+        } else if full {
+            // A caller that makes records waits for the recorder, so that they do not pile up.
+            let _ = self.records.reserve().await;
+        }
         answer
+    }
+
+    /// Publishes the view and hands over the records of a cluster without unpersisted urgent changes. Returns false if records are left,
+    /// because the queue is full.
+    fn publish_all(&self, cluster: &mut Cluster) -> bool {
+        self.publish(cluster.view());
+        let mut records = cluster.take_records().into_iter();
+        while let Some(record) = records.next() {
+            // A queue that is closed belongs to a recorder that has ended, which has logged why.
+            if let Err(TrySendError::Full(record)) = self.records.try_send(record) {
+                cluster.keep_records(std::iter::once(record).chain(records));
+                return false;
+            }
+        }
+        true
     }
 
     /// Sync mode: returns once a worker's finished part of a step is persisted: with the commit of the step, or with the end of its epoch or of
@@ -223,21 +250,30 @@ impl Shared {
             }
         }
         // Only persisted changes may be seen. The calls that made later changes publish their view.
-        let cluster = self.cluster.lock();
-        if cluster.changes().urgent == kept.changes.urgent {
-            self.publish(cluster.view());
-        }
-        drop(cluster);
-        self.persisted.send_replace(kept.changes.urgent);
+        self.publish_persisted(&kept);
     }
 
-    /// Persists all changes, if there are new ones.
+    /// Persists all changes, if there are new ones, and hands over all records.
     pub(crate) async fn keep_all(&self) {
-        let mut kept = self.kept.lock().await;
-        if self.look(|cluster, _| cluster.changes()) != kept.changes {
-            self.keep(&mut kept).await;
-            self.persisted.send_replace(kept.changes.urgent);
+        loop {
+            let mut kept = self.kept.lock().await;
+            if self.look(|cluster, _| cluster.changes()) != kept.changes {
+                self.keep(&mut kept).await;
+            }
+            if self.publish_persisted(&kept) {
+                return;
+            }
+            drop(kept);
+            let _ = self.records.reserve().await;
         }
+    }
+
+    /// Publishes what is persisted, unless there are later urgent changes, whose calls do it. Returns false if the queue of records is full.
+    fn publish_persisted(&self, kept: &Kept) -> bool {
+        // Under the lock, so that no call finds its changes unpersisted and leaves the view to a write that has published already.
+        let mut cluster = self.cluster.lock();
+        self.persisted.send_replace(kept.changes.urgent);
+        cluster.changes().urgent != kept.changes.urgent || self.publish_all(&mut cluster)
     }
 
     /// Writes the state, then publishes the view that belongs to the written state.

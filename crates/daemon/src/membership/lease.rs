@@ -89,7 +89,8 @@ impl Lease {
         Some(term.began + ends.saturating_sub(term.lasts()))
     }
 
-    fn length(&self) -> Duration {
+    /// Returns the length that the coordinator has set; [`Duration::MAX`] for a lease that never ends.
+    pub(super) fn length(&self) -> Duration {
         self.0.as_ref().map_or(Duration::MAX, |term| term.length)
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use shared_proto::planted;
 use shared_proto::wire;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -13,13 +14,21 @@ use super::MembershipError;
 use super::coordinator::{Calls, Coordinator};
 use super::lease::Lease;
 
+/// The most reports in a row without a reply.
+const MOST_UNCONFIRMED: usize = 64;
+
+/// The number of replies in one lease. They renew it, so there are more than heartbeats would be.
+const REPLIES_PER_LEASE: u32 = 4;
+
 /// The stream by which a worker reports finished steps. It opens again after it has broken.
 pub struct StepReports {
     coordinator: Coordinator,
-    /// Renewed by each report.
+    /// Renewed by each reply.
     lease: Lease,
     /// None while it is not open, or a report is under way.
     open: Mutex<Option<Open>>,
+    /// The reports that were sent without a reply since the last reply, in order.
+    unconfirmed: Mutex<Vec<wire::FinishStepRequest>>,
     /// True if the coordinator is of a release without the stream.
     by_calls: AtomicBool,
 }
@@ -27,6 +36,8 @@ pub struct StepReports {
 struct Open {
     requests: mpsc::Sender<wire::FinishStepRequest>,
     replies: Streaming<wire::FinishStepReply>,
+    /// The time of the last reply, if it says that replies may be left out.
+    replied: Option<Instant>,
 }
 
 impl StepReports {
@@ -36,27 +47,47 @@ impl StepReports {
             coordinator,
             lease,
             open: Mutex::default(),
+            unconfirmed: Mutex::default(),
             by_calls: AtomicBool::new(false),
         }
     }
 
-    /// Reports finished steps. Reports again while the coordinator does not answer, as calls do.
+    /// Reports finished steps. Reports again while the coordinator does not answer, as calls do. Without `wants_reply` it returns `None`
+    /// if the report was only sent; the next reply confirms it, and reports are repeated until they are confirmed.
     ///
     /// # Errors
-    /// See the variants of [`MembershipError`].
+    /// See the variants of [`MembershipError`]. The error may be that of an earlier report without a reply.
     pub async fn report(
         &mut self,
         request: wire::FinishStepRequest,
-    ) -> Result<wire::FinishStepReply, MembershipError> {
+        wants_reply: bool,
+    ) -> Result<Option<wire::FinishStepReply>, MembershipError> {
         let report = |client| async {
             let sent = Instant::now();
-            let reply = self.attempt(client, request.clone()).await?;
-            if reply.get_ref().renewed {
+            let reply = self.attempt(client, request.clone(), wants_reply).await?;
+            if reply.as_ref().is_some_and(|reply| reply.renewed) {
                 self.lease.renew(sent);
             }
-            Ok(reply)
+            Ok(Response::new(reply))
         };
         self.coordinator.call(report).await
+    }
+
+    /// Waits until the stream has ended, because a report without a reply was refused, or because the connection broke. The next report
+    /// then repeats what is unconfirmed. Waits for ever if no stream is open.
+    pub async fn ended(&mut self) {
+        let Some(open) = self.open.get_mut() else {
+            return std::future::pending().await;
+        };
+        let ended = loop {
+            match open.replies.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => break has_ended(),
+                Err(status) => break status,
+            }
+        };
+        tracing::debug!("reports without a reply are repeated: {ended}");
+        *self.open.get_mut() = None;
     }
 
     /// Reports once. A stream on which this was given up, or has failed, is not used again: an answer that comes late would be taken for
@@ -64,31 +95,73 @@ impl StepReports {
     async fn attempt(
         &self,
         mut client: Calls,
-        request: wire::FinishStepRequest,
-    ) -> Result<Response<wire::FinishStepReply>, Status> {
+        mut request: wire::FinishStepRequest,
+        wants_reply: bool,
+    ) -> Result<Option<wire::FinishStepReply>, Status> {
         if self.by_calls.load(Relaxed) {
-            return client.finish_step(request).await;
+            return client.finish_step(request).await.map(answered);
         }
         let open = self.open.lock().take();
         let opened = match open {
             Some(open) => Ok(open),
-            None => Open::on(client.clone()).await,
+            None => self.open(client.clone(), &request).await,
         };
         let mut open = match opened {
             // Workers are upgraded before their coordinator.
             Err(status) if status.code() == Code::Unimplemented => {
                 self.by_calls.store(true, Relaxed);
-                return client.finish_step(request).await;
+                return client.finish_step(request).await.map(answered);
             }
             opened => opened?,
         };
-        let broken = |_| Status::unavailable("the stream of reports has ended");
+        request.without_reply = !wants_reply && self.may_leave_out(&open);
         // The status, if there is one, comes with the replies.
-        let _ = open.requests.send(request).await;
-        let reply = open.replies.message().await?.ok_or(()).map_err(broken)?;
+        let _ = open.requests.send(request.clone()).await;
+        let reply = match request.without_reply {
+            true => {
+                self.unconfirmed.lock().push(request);
+                None
+            }
+            false => {
+                let reply = open.reply().await?;
+                self.unconfirmed.lock().clear();
+                Some(reply)
+            }
+        };
         *self.open.lock() = Some(open);
-        Ok(Response::new(reply))
+        Ok(reply)
     }
+
+    fn may_leave_out(&self, open: &Open) -> bool {
+        let pause = self.lease.length() / REPLIES_PER_LEASE;
+        open.replied.is_some_and(|at| at.elapsed() < pause)
+            && self.unconfirmed.lock().len() < MOST_UNCONFIRMED
+    }
+
+    /// Opens a stream, and repeats on it the reports that no reply has confirmed, in the epoch of the report that comes next.
+    async fn open(&self, client: Calls, next: &wire::FinishStepRequest) -> Result<Open, Status> {
+        let open = Open::on(client).await?;
+        if planted!(ForgottenReports) {
+            self.unconfirmed.lock().clear();
+        }
+        let unconfirmed = self.unconfirmed.lock().clone();
+        for mut request in unconfirmed {
+            if let (Some(origin), Some(next)) = (&mut request.origin, &next.origin) {
+                origin.epoch = next.epoch;
+            }
+            request.repeated = true;
+            let _ = open.requests.send(request).await;
+        }
+        Ok(open)
+    }
+}
+
+fn answered(reply: Response<wire::FinishStepReply>) -> Option<wire::FinishStepReply> {
+    Some(reply.into_inner())
+}
+
+fn has_ended() -> Status {
+    Status::unavailable("the stream of reports has ended")
 }
 
 impl Open {
@@ -96,6 +169,16 @@ impl Open {
         let (requests, stream) = mpsc::channel(1);
         let stream = ReceiverStream::new(stream);
         let replies = client.finish_steps(stream).await?.into_inner();
-        Ok(Self { requests, replies })
+        Ok(Self {
+            requests,
+            replies,
+            replied: None,
+        })
+    }
+
+    async fn reply(&mut self) -> Result<wire::FinishStepReply, Status> {
+        let reply = self.replies.message().await?.ok_or_else(has_ended)?;
+        self.replied = (reply.sequence > 0).then(Instant::now);
+        Ok(reply)
     }
 }

@@ -187,6 +187,8 @@ faults! {
         SilentWaits,
         /// A report of steps does not renew the lease, though its answer says so.
         UnrenewedLease,
+        /// A worker does not repeat the reports of steps that no reply has confirmed.
+        ForgottenReports,
         /// A push names versions that arrived after its gradients were computed.
         LaterWeights,
     }

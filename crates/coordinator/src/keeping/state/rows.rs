@@ -13,7 +13,7 @@ pub(super) const FORM_ROW: &str = "cluster";
 
 /// The form of the state that this release writes. It is raised when an earlier release's state cannot be read as
 /// this one's.
-pub(super) const FORM: u32 = 3;
+pub(super) const FORM: u32 = 4;
 
 /// The values of rows, by name.
 pub(super) type Rows = BTreeMap<String, Vec<u8>>;

@@ -78,7 +78,7 @@ fn a_state_without_a_journal_is_read_and_continued() {
     let saved = with_workers(&[(0, 1), (1, 1)]);
     let rows = Changes::between(&Rows::new(), &saved).unwrap().rows;
     let mut rows: Vec<(&str, &[u8])> = rows.iter().map(|(n, v)| (n.as_str(), &v[..])).collect();
-    rows.push(("cluster", br#"{"form":3}"#));
+    rows.push(("cluster", br#"{"form":4}"#));
     write_rows(&path, &rows);
     let mut expected = saved;
     for samples in 2..5 {
@@ -114,13 +114,13 @@ fn the_state_of_another_release_is_refused_as_such() {
         ("cluster", r#"{"generation":3,"members":[]}"#, "form 0"),
         ("cluster", r#"{"form":2,"cluster":{}}"#, "form 2"),
         ("run", "{}", "form 0"),
-        ("cluster", r#"{"form":4}"#, "form 4"),
+        ("cluster", r#"{"form":5}"#, "form 5"),
     ] {
         let refused = read(name, value);
         assert!(refused.contains("another release"), "{refused}");
         assert!(refused.contains(form), "{refused}");
     }
-    for value in [r#"{"form":3}"#, r#"{"form":"x"}"#, "{"] {
+    for value in [r#"{"form":4}"#, r#"{"form":"x"}"#, "{"] {
         let refused = read("cluster", value);
         assert!(
             refused.contains("not what this release writes"),
@@ -128,6 +128,9 @@ fn the_state_of_another_release_is_refused_as_such() {
         );
     }
 }
+
+/// The place of the samples in a worker's stored progress.
+const SAMPLES: usize = 5;
 
 /// Returns a cluster's state with these workers; the number is that of their samples.
 fn with_workers(workers: &[(u32, u64)]) -> Durable {
@@ -143,14 +146,15 @@ fn with_workers(workers: &[(u32, u64)]) -> Durable {
     let mut state = as_json(&cluster.snapshot(now));
     let members = state["members"].as_array_mut().unwrap();
     members.retain_mut(|member| {
-        let index = member["task"]["id"]["index"].as_u64().unwrap();
+        let index = member[0]["id"]["index"].as_u64().unwrap();
         let wanted = workers
             .iter()
             .find(|(worker, _)| u64::from(*worker) == index);
         let Some((_, samples)) = wanted else {
             return false;
         };
-        member["progress"]["samples"] = (*samples).into();
+        let progress = member.as_array_mut().unwrap().last_mut().unwrap();
+        progress[SAMPLES] = (*samples).into();
         true
     });
     assert_eq!(members.len(), workers.len());

@@ -5,7 +5,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use daemon::membership::{
+    Coordinator, Membership, MembershipError, Registration, Sender, StepReports,
+};
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::ids::{Clock, Epoch, Role, Task};
 use shared_proto::job::{Job, Mode};
@@ -231,6 +233,8 @@ async fn work(
     let mut clock = Clock(0);
     let mut next = tokio::time::Instant::now();
     let mut given: Option<wire::LeaseWorkReply> = None;
+    // The newest report, if it has no reply.
+    let mut unconfirmed: Option<wire::FinishStepRequest> = None;
     loop {
         let origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
         let reply = match given.take() {
@@ -252,13 +256,25 @@ async fn work(
                 Mode::Sync => view.min_clock >= clock,
                 _ => common.bound.admits(clock, view.min_clock),
             };
-            let _ = views.wait_for(may).await;
+            loop {
+                tokio::select! {
+                    _ = views.wait_for(may) => break,
+                    // A coordinator that was restarted may lack the reports on which others wait.
+                    () = steps.ended(), if unconfirmed.is_some() => {
+                        if let Some(request) = unconfirmed.take() {
+                            report(&mut steps, &sender, request, true).await?;
+                        }
+                    }
+                }
+            }
             let step = common.batch.min(split.end - position);
             position += step;
             let made = clock;
             clock = clock.next();
-            let mut request = wire::FinishStepRequest {
-                origin: None,
+            sender.set_clock(clock);
+            let origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
+            let request = wire::FinishStepRequest {
+                origin: Some(origin.into()),
                 split: split.id,
                 position,
                 steps: 1,
@@ -269,22 +285,11 @@ async fn work(
                 pushes: clock.0,
                 ..Default::default()
             };
-            let mut origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
             common.progress.reaches(clock);
-            loop {
-                request.origin = Some(origin.clone().into());
-                match steps.report(request.clone()).await {
-                    Ok(reply) => {
-                        sender.heard(Epoch(reply.epoch));
-                        given = reply.work;
-                        break;
-                    }
-                    Err(MembershipError::Outdated(_)) => {
-                        origin.epoch = sender.must_move_beyond(origin.epoch);
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
+            let waits = common.mode == Mode::Sync || request.wants_work;
+            let (request, reply) = report(&mut steps, &sender, request, waits).await?;
+            unconfirmed = reply.is_none().then_some(request);
+            given = reply.and_then(|reply| reply.work);
             common.progress.finished(index);
         }
     }
@@ -331,5 +336,29 @@ impl Common {
             receipt: Bytes::copy_from_slice(&key.receipt(shard, task, made)),
         };
         (0..self.servers).map(receipt).collect()
+    }
+}
+
+/// Reports a step, in the newest epoch. Returns the report and its reply.
+async fn report(
+    steps: &mut StepReports,
+    sender: &Sender,
+    mut request: wire::FinishStepRequest,
+    waits: bool,
+) -> Result<(wire::FinishStepRequest, Option<wire::FinishStepReply>), MembershipError> {
+    loop {
+        match steps.report(request.clone(), waits).await {
+            Ok(reply) => {
+                if let Some(reply) = &reply {
+                    sender.heard(Epoch(reply.epoch));
+                }
+                return Ok((request, reply));
+            }
+            Err(MembershipError::Outdated(_)) => {
+                let origin = request.origin.get_or_insert_default();
+                origin.epoch = sender.must_move_beyond(Epoch(origin.epoch)).0;
+            }
+            Err(error) => return Err(error),
+        }
     }
 }
