@@ -207,12 +207,14 @@ impl Reports {
         let mut answered = 0;
         let mut next = Instant::now();
         loop {
+            // Biased, so that simulations can be repeated.
             let ended = tokio::select! {
+                biased;
+                () = self.steps.ended(), if self.unanswered.is_some() => true,
                 changed = counts.changed() => match changed {
                     Ok(()) => false,
                     Err(_) => return,
                 },
-                () = self.steps.ended(), if self.unanswered.is_some() => true,
             };
             if !ended {
                 let hurries = counts.wait_for(|handed_in| handed_in.awaited > answered);

@@ -1,11 +1,12 @@
 //! The training step: input, pull, compute, push, as steps 1 to 4 of the data path.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use shared_proto::ids::Clock;
 use shared_proto::job::{NonFinite, StageGroups};
 use shared_proto::step::Gradients;
 use shared_proto::wire;
+use tokio::time::Instant;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;

@@ -1,7 +1,6 @@
 //! The training loop of a member: asks for work, does it, reports it.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use bytes::Bytes;
 use daemon::membership::{Membership, MembershipError};
@@ -11,6 +10,7 @@ use shared_proto::view::learning_rate_factor;
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
 use tokio::task::JoinError;
+use tokio::time::Instant;
 
 use crate::best::Kept;
 use crate::counters::Counters;

@@ -2,9 +2,9 @@
 //! gradients before. With `strategy.pipeline = 1` it computes the next step meanwhile.
 
 use std::pin::{Pin, pin};
-use std::time::Instant;
 
 use shared_proto::ids::Clock;
+use tokio::time::Instant;
 
 use crate::error::WorkerError;
 use crate::step::PushedStep;

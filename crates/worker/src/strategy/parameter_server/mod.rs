@@ -4,7 +4,6 @@ mod news;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use async_trait::async_trait;
 use ps_client::{ClientError, MapSource, PulledBlock, PushTicket, Shards, WeightsTicket};
@@ -12,6 +11,7 @@ use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::planted;
 use shared_proto::step::{EVERY_BATCH, Gradients, Want};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::news::{LOSSES, fetch_maps, tell_losses};
