@@ -45,7 +45,7 @@ pub(crate) struct Reporter {
 #[derive(Clone, Copy, Debug, Default)]
 struct HandedIn {
     steps: u64,
-    /// The number of steps whose reports are to be answered now.
+    /// A caller of [`Reporter::flush`] waits until this number of steps is answered.
     awaited: u64,
 }
 

@@ -268,7 +268,8 @@ impl Shared {
         }
     }
 
-    /// Publishes what is persisted, unless there are later urgent changes, whose calls do it. Returns false if the queue of records is full.
+    /// Publishes the view and the records, unless there are urgent changes that are not persisted yet. Returns false if the queue of records
+    /// is full.
     fn publish_persisted(&self, kept: &Kept) -> bool {
         // Under the lock, so that no call finds its changes unpersisted and leaves the view to a write that has published already.
         let mut cluster = self.cluster.lock();
