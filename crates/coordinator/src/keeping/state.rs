@@ -63,6 +63,9 @@ pub enum StateError {
         "another release of Flambeau has written it, in form {0}, and this one reads form {FORM}"
     )]
     OtherRelease(u32),
+    /// A release without journals has written it.
+    #[error("an earlier release of Flambeau has written it, and this one cannot read it")]
+    NoJournal,
 }
 
 impl<E: Into<redb::Error>> From<E> for StateError {
@@ -76,7 +79,7 @@ impl StateError {
     pub(crate) fn suspicion(&self) -> &'static str {
         match self {
             Self::Store(_) => "; is another coordinator at work there?",
-            Self::NotReadBack(_) | Self::OtherRelease(_) => ".",
+            Self::NotReadBack(_) | Self::OtherRelease(_) | Self::NoJournal => ".",
         }
     }
 
@@ -95,7 +98,7 @@ impl StateError {
             Self::Store(error) => {
                 matches!(&**error, redb::Error::Io(io) if matches!(io.kind(), StorageFull | QuotaExceeded))
             }
-            Self::NotReadBack(_) | Self::OtherRelease(_) => false,
+            Self::NotReadBack(_) | Self::OtherRelease(_) | Self::NoJournal => false,
         }
     }
 }

@@ -14,19 +14,18 @@ use redb::{
 };
 
 use super::StateError;
-use super::journal::{Content, Journal};
+use super::journal::{Journal, is_created};
 use super::rows::{Changes, FORM_ROW, Rows, form_row, sequence_of};
 
 const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("flambeau");
 
 /// The size of the journal in a file, in bytes.
-const JOURNAL_BYTES: usize = 1 << 20;
+pub(super) const JOURNAL_BYTES: usize = 1 << 20;
 
 /// The rows as they are stored: the database has them as they were at some write, and the journal has all later changes.
 pub(super) struct StateFile {
     database: Database,
-    /// None in a file of an earlier release.
-    journal: Option<Journal>,
+    journal: Journal,
     /// The number of the newest write.
     sequence: u64,
     /// The rows that changed since the database was written.
@@ -55,10 +54,10 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => lock(file?)?,
         };
-        match Content::of(&*file, JOURNAL_BYTES)? {
-            Content::Unfinished => Ok(None),
-            Content::Database | Content::Journal => Self::over(file, JOURNAL_BYTES).map(Some),
+        if !is_created(&*file, JOURNAL_BYTES)? {
+            return Ok(None);
         }
+        Self::over(file, JOURNAL_BYTES).map(Some)
     }
 
     /// Opens or creates a file in other storage, with a journal of so many bytes.
@@ -69,12 +68,12 @@ impl StateFile {
         storage: Arc<dyn StorageBackend>,
         journal_bytes: usize,
     ) -> Result<Self, StateError> {
-        let journal = match Content::of(&*storage, journal_bytes)? {
-            Content::Database => None,
-            Content::Journal => Some(Journal::open(&storage, journal_bytes)),
-            Content::Unfinished => Some(Journal::create(&storage, journal_bytes)?),
+        let journal = if is_created(&*storage, journal_bytes)? {
+            Journal::open(&storage, journal_bytes)
+        } else {
+            Journal::create(&storage, journal_bytes)?
         };
-        let begin = journal.as_ref().map_or(0, |_| journal_bytes as u64);
+        let begin = journal_bytes as u64;
         let database = Database::builder().create_with_backend(DatabasePart { storage, begin })?;
         Ok(Self {
             database,
@@ -95,11 +94,10 @@ impl StateFile {
         // Records may be in the memory of the system alone, if an earlier process could not sync them. The next write makes them durable.
         self.is_continued = false;
         self.sequence = sequence_of(&rows);
-        let has_state = rows.contains_key(FORM_ROW);
-        let Some(journal) = self.journal.as_ref().filter(|_| has_state) else {
+        if !rows.contains_key(FORM_ROW) {
             return Ok(rows);
-        };
-        for record in journal.read(self.sequence)? {
+        }
+        for record in self.journal.read(self.sequence)? {
             self.sequence = record.sequence;
             for name in record.removed {
                 rows.remove(&name);
@@ -146,10 +144,10 @@ impl StateFile {
 
     /// Appends changes to the journal. Returns false if that is not possible.
     fn append(&mut self, changes: &Changes) -> bool {
-        let Some(journal) = self.journal.as_mut().filter(|_| self.is_continued) else {
+        if !self.is_continued {
             return false;
-        };
-        let appended = journal.append(self.sequence + 1, changes);
+        }
+        let appended = self.journal.append(self.sequence + 1, changes);
         if let Err(error) = &appended {
             tracing::warn!(
                 "the journal of the coordinator's state cannot be written: {error}; each change is written to the database from now on"
@@ -193,9 +191,7 @@ impl StateFile {
         self.sequence = sequence;
         self.behind.clear();
         self.is_continued = true;
-        if let Some(journal) = &mut self.journal {
-            journal.restart();
-        }
+        self.journal.restart();
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use prost::Message;
 use redb::StorageBackend;
 use shared_proto::planted;
 
+use super::StateError;
 use super::rows::Changes;
 
 /// The bytes before each record: its length and its checksum.
@@ -16,52 +17,35 @@ const PREFIX_BYTES: usize = 8;
 /// The first bytes of a database.
 const MAGIC_OF_DATABASE: &[u8; 4] = b"redb";
 
-/// The content of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Content {
-    /// A database alone, of an earlier release.
-    Database,
-    /// A journal, and a database behind it.
-    Journal,
-    /// No database yet: it is new, or a process died while it created the file.
-    Unfinished,
-}
-
-impl Content {
-    /// Returns the content of a file with a journal of so many bytes, if it has one.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or is of another kind.
-    pub(super) fn of(storage: &dyn StorageBackend, bytes: usize) -> io::Result<Self> {
-        let length = storage.len()?;
-        let read = |offset: usize, most: usize| {
-            let rest = length.saturating_sub(offset as u64);
-            let mut content = vec![0; usize::try_from(rest).unwrap_or(most).min(most)];
-            if !content.is_empty() {
-                storage.read(offset as u64, &mut content)?;
-            }
-            Ok::<_, io::Error>(content)
-        };
-        if read(0, MAGIC_OF_DATABASE.len())? == MAGIC_OF_DATABASE {
-            return Ok(Self::Database);
+/// Returns whether a file has a journal of so many bytes and a database behind it. Otherwise it has neither: it is new, or a process died
+/// while it created the file.
+///
+/// # Errors
+/// If the file cannot be read, or is of another kind.
+pub(super) fn is_created(storage: &dyn StorageBackend, bytes: usize) -> Result<bool, StateError> {
+    let length = storage.len()?;
+    let read = |offset: usize, most: usize| {
+        let rest = length.saturating_sub(offset as u64);
+        let mut content = vec![0; usize::try_from(rest).unwrap_or(most).min(most)];
+        if !content.is_empty() {
+            storage.read(offset as u64, &mut content)?;
         }
-        // The database writes its magic last when it is created.
-        let magic = read(bytes, MAGIC_OF_DATABASE.len())?;
-        if magic == MAGIC_OF_DATABASE {
-            return Ok(Self::Journal);
-        }
-        if magic
-            .into_iter()
-            .chain(read(0, bytes)?)
-            .any(|byte| byte != 0)
-        {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "it is not the state of a coordinator",
-            ));
-        }
-        Ok(Self::Unfinished)
+        Ok::<_, io::Error>(content)
+    };
+    if read(0, MAGIC_OF_DATABASE.len())? == MAGIC_OF_DATABASE {
+        return Err(StateError::NoJournal);
     }
+    // The database writes its magic last when it is created.
+    let magic = read(bytes, MAGIC_OF_DATABASE.len())?;
+    if magic == MAGIC_OF_DATABASE {
+        return Ok(true);
+    }
+    let mut content = magic.into_iter().chain(read(0, bytes)?);
+    if content.any(|byte| byte != 0) {
+        let what = "it is not the state of a coordinator";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what).into());
+    }
+    Ok(false)
 }
 
 /// Changes of rows, as they lie in the journal.

@@ -1,5 +1,6 @@
 //! The store of the state: what is written is read back, also on a full disk.
 
+use super::file::JOURNAL_BYTES;
 use super::*;
 use crate::cluster::Cluster;
 use crate::keeping::reserve::{RESERVE_AGAIN, RESERVE_BYTES};
@@ -59,8 +60,8 @@ fn a_metric_that_is_no_number_outlives_a_coordinator() {
     assert!(read[3].is_sign_negative());
 }
 
-/// Writes rows as releases without a journal did.
-fn write_rows(path: &Path, rows: &[(&str, &[u8])]) {
+/// Writes rows to a new file: to its database, behind an empty journal of so many bytes.
+fn write_rows(path: &Path, journal_bytes: usize, rows: &[(&str, &[u8])]) {
     let database = redb::Database::create(path).unwrap();
     let table: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("flambeau");
     let writing = database.begin_write().unwrap();
@@ -69,25 +70,10 @@ fn write_rows(path: &Path, rows: &[(&str, &[u8])]) {
         table.insert(*name, *value).unwrap();
     }
     writing.commit().unwrap();
-}
-
-#[test]
-fn a_state_without_a_journal_is_read_and_continued() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("state");
-    let saved = with_workers(&[(0, 1), (1, 1)]);
-    let rows = Changes::between(&Rows::new(), &saved).unwrap().rows;
-    let mut rows: Vec<(&str, &[u8])> = rows.iter().map(|(n, v)| (n.as_str(), &v[..])).collect();
-    rows.push(("cluster", br#"{"form":4}"#));
-    write_rows(&path, &rows);
-    let mut expected = saved;
-    for samples in 2..5 {
-        let state = State::open(&path).unwrap();
-        let read = state.read().unwrap().unwrap();
-        assert_eq!(as_json(&read), as_json(&expected));
-        expected = with_workers(&[(1, samples), (2, 1)]);
-        state.write(&expected).unwrap();
-    }
+    drop(database);
+    let mut content = vec![0; journal_bytes];
+    content.extend(std::fs::read(path).unwrap());
+    std::fs::write(path, content).unwrap();
 }
 
 #[test]
@@ -107,7 +93,7 @@ fn the_state_of_another_release_is_refused_as_such() {
     let read = |name: &str, value: &str| {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
-        write_rows(&path, &[(name, value.as_bytes())]);
+        write_rows(&path, JOURNAL_BYTES, &[(name, value.as_bytes())]);
         State::open(&path).unwrap().read().unwrap_err().to_string()
     };
     for (name, value, form) in [
@@ -127,6 +113,19 @@ fn the_state_of_another_release_is_refused_as_such() {
             "{refused}"
         );
     }
+}
+
+#[test]
+fn the_state_of_a_release_without_journals_is_refused_as_such_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state");
+    write_rows(&path, 0, &[("cluster", br#"{"form":2,"cluster":{}}"#)]);
+    let written = std::fs::read(&path).unwrap();
+    for refused in [State::open(&path).err(), State::saved(&path).err()] {
+        let refused = refused.unwrap().to_string();
+        assert!(refused.contains("an earlier release"), "{refused}");
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), written);
 }
 
 /// The place of the samples in a worker's stored progress.
