@@ -13,8 +13,8 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
 
-/// The calls that do not make a connection a member's. All callers may make them; only FinishSteps checks the caller, but after its answer
-/// has begun.
+/// The calls whose first answer does not make a connection a member's. All callers may make them. Only FinishSteps checks the caller, once its
+/// answer has begun, and makes the connection a member's itself.
 const OPEN: [&str; 7] = [
     "GetStatus",
     "GetClusterSpec",

@@ -3,9 +3,11 @@
 use std::time::Instant;
 
 use futures_util::stream::{Stream, unfold};
+use shared_proto::connections::Caller;
 use shared_proto::ids::Origin;
 use shared_proto::planted;
 use shared_proto::refusal::Refusal;
+use shared_proto::security::crowded;
 use shared_proto::view::JobPhase;
 use shared_proto::wire::{self, lease_work_reply::Work};
 use tonic::{Extensions, Status, Streaming};
@@ -99,8 +101,8 @@ impl CurrentJob {
         leased.map_err(refused)
     }
 
-    /// Answers the requests of a stream in turn, except those that want no reply. The stream ends after a refusal, when the worker closes
-    /// it, or with the job.
+    /// Answers the requests of a stream in turn, except those that want no reply. The first request that is not refused makes the
+    /// connection a member's. The stream ends after a refusal, when the worker closes it, or with the job.
     ///
     /// # Errors
     /// [`Reason::NoJob`](shared_proto::refusal::Reason::NoJob), as a status.
@@ -110,18 +112,23 @@ impl CurrentJob {
         requests: Streaming<wire::FinishStepRequest>,
     ) -> Result<impl Stream<Item = Result<wire::FinishStepReply, Status>> + Send, Status> {
         let over = self.slot.active().map_err(refused)?.over;
-        let open = Some((self, extensions, requests, over));
+        let newcomer = Caller::of(&extensions).cloned();
+        let open = Some((self, extensions, requests, over, newcomer));
         Ok(unfold(open, |open| async {
-            let (current_job, extensions, mut requests, over) = open?;
+            let (current_job, extensions, mut requests, over, mut newcomer) = open?;
             loop {
                 let request = match over.run_until_cancelled(requests.message()).await? {
                     Ok(request) => request?,
                     Err(status) => return Some((Err(status), None)),
                 };
-                match current_job.finish_step(&extensions, &request).await {
+                let mut finished = current_job.finish_step(&extensions, &request).await;
+                if finished.is_ok() && newcomer.take().is_some_and(|caller| !caller.admit()) {
+                    finished = Err(crowded());
+                }
+                match finished {
                     Ok(_) if request.without_reply => {}
                     Ok(reply) => {
-                        let open = (current_job, extensions, requests, over);
+                        let open = (current_job, extensions, requests, over, newcomer);
                         return Some((Ok(reply), Some(open)));
                     }
                     Err(status) => return Some((Err(status), None)),

@@ -224,7 +224,7 @@ impl Cluster {
             return Ok(());
         }
         self.durable.evaluations.at_work = None;
-        self.records.push(Record::Evaluation {
+        self.records.push_back(Record::Evaluation {
             seconds: self.seconds(now),
             epoch: report.data_epoch.saturating_add(1),
             steps: self.durable.training.tally.steps,
@@ -236,7 +236,7 @@ impl Cluster {
         if let Some(why) = self.monitor(report.measured()) {
             let factor = self.learning_rate_factor();
             tracing::info!(factor, "the learning rate falls: {why}");
-            self.records.push(Record::LearningRate {
+            self.records.push_back(Record::LearningRate {
                 seconds: self.seconds(now),
                 epoch: report.data_epoch.saturating_add(1),
                 steps: self.durable.training.tally.steps,

@@ -278,7 +278,7 @@ impl Cluster {
         self.durable.losses.total = self.durable.losses.total.saturating_add(updates);
         let (first_step, last_step) = steps.unzip();
         tracing::warn!(%task, shard, updates, first_step, last_step, "updates are lost");
-        self.records.push(Record::Lost {
+        self.records.push_back(Record::Lost {
             seconds: self.seconds(now),
             task: task.to_string(),
             shard,

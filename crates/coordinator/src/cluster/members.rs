@@ -208,7 +208,7 @@ impl Cluster {
                 None => {}
             }
         }
-        self.records.push(Record::Joined {
+        self.records.push_back(Record::Joined {
             seconds: self.seconds(now),
             task: task.to_string(),
             generation: task.generation.0,
@@ -374,7 +374,7 @@ impl Cluster {
         if !self.ended() {
             tracing::warn!(%task, generation = task.generation.0, why, "a member is gone");
         }
-        self.records.push(Record::Left {
+        self.records.push_back(Record::Left {
             seconds: self.seconds(now),
             task: task.to_string(),
             why: why.into(),

@@ -67,7 +67,7 @@ mod waits;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use shared_proto::blocks::ShardMap;
@@ -111,7 +111,9 @@ pub(crate) struct Cluster {
     view: View,
     /// The number of workers at each clock, while calls take the fast path; `None` otherwise.
     fast_path: Option<ClockCounts>,
-    records: Vec<Record>,
+    /// The records that are not taken yet, and the number of those that are.
+    records: VecDeque<Record>,
+    records_taken: u64,
     changes: Changes,
 }
 
@@ -174,7 +176,8 @@ impl Cluster {
             draining: BTreeMap::new(),
             view: View::default(),
             fast_path: None,
-            records: Vec::new(),
+            records: VecDeque::new(),
+            records_taken: 0,
             changes: Changes::default(),
         }
     }
@@ -452,18 +455,27 @@ impl Cluster {
         self.job.strategy.bound()
     }
 
+    /// Takes the oldest record.
+    pub(crate) fn take_record(&mut self) -> Option<Record> {
+        let record = self.records.pop_front();
+        self.records_taken += u64::from(record.is_some());
+        record
+    }
+
+    /// Returns the number of records that were taken.
+    pub(crate) fn records_taken(&self) -> u64 {
+        self.records_taken
+    }
+
+    /// Returns the number of records that were made.
+    pub(crate) fn records_made(&self) -> u64 {
+        self.records_taken + self.records.len() as u64
+    }
+
+    /// Takes all records that were not taken.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn take_records(&mut self) -> Vec<Record> {
-        std::mem::take(&mut self.records)
-    }
-
-    /// Returns the number of records that are not taken yet.
-    pub(crate) fn records(&self) -> usize {
-        self.records.len()
-    }
-
-    /// Keeps records that were taken, to be taken again.
-    pub(crate) fn keep_records(&mut self, records: impl Iterator<Item = Record>) {
-        self.records.splice(0..0, records);
+        std::iter::from_fn(|| self.take_record()).collect()
     }
 
     pub(crate) fn fail(&mut self, now: Instant, error: String) {

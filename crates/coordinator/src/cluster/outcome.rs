@@ -81,7 +81,7 @@ impl Cluster {
         }
         let recent = std::mem::take(&mut self.observed.recent);
         let seconds = self.seconds(now);
-        self.records.push(Record::Steps {
+        self.records.push_back(Record::Steps {
             seconds,
             steps: self.durable.training.tally.steps,
             samples: self.durable.training.tally.samples,
@@ -108,7 +108,7 @@ impl Cluster {
 
     pub(super) fn record_end(&mut self, now: Instant) {
         self.count_unreported_losses(now);
-        self.records.push(Record::Ended {
+        self.records.push_back(Record::Ended {
             seconds: self.seconds(now),
             error: self.durable.outcome.error.clone(),
         });

@@ -166,7 +166,7 @@ impl Cluster {
     }
 
     pub(super) fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
-        self.records.push(Record::Restored {
+        self.records.push_back(Record::Restored {
             seconds: self.seconds(now),
             checkpoint,
             shard,
@@ -200,7 +200,8 @@ impl Cluster {
             if newly && let Some(from) = self.checkpoint_of(shard) {
                 self.derive_losses(now, report, from);
             }
-            self.records.push(Record::loaded(self.seconds(now), report));
+            self.records
+                .push_back(Record::loaded(self.seconds(now), report));
             return;
         }
         let Some(kept) = self.durable.checkpoints.newest.clone() else {

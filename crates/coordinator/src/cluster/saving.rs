@@ -433,7 +433,7 @@ impl Cluster {
             builds_on = ?at_work.manifest.builds_on(),
             "a checkpoint is whole"
         );
-        self.records.push(Record::Checkpoint {
+        self.records.push_back(Record::Checkpoint {
             seconds: self.seconds(now),
             number,
             steps: at_work.progress.steps,

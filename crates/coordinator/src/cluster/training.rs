@@ -206,7 +206,7 @@ impl Cluster {
             for member in self.durable.members.values_mut() {
                 member.progress.moved = now;
             }
-            self.records.push(Record::Began {
+            self.records.push_back(Record::Began {
                 ps: self.servers().len(),
                 workers: self.live(Role::Worker).count(),
                 training_samples: self.training_samples(),

@@ -133,7 +133,7 @@ impl Cluster {
         if !self.ended() {
             tracing::error!(%task, failure = kind, "a member cannot work, the job goes on without it: {reason}");
         }
-        self.records.push(Record::CannotWork {
+        self.records.push_back(Record::CannotWork {
             seconds: self.seconds(now),
             task: task.to_string(),
             failure: kind.clone(),
@@ -274,7 +274,7 @@ impl Cluster {
             self.durable.outcome.phase = JobPhase::Training;
             (self.instants.began, self.instants.last_finish) = (Some(now), Some(now));
         }
-        self.records.push(Record::TakenUp {
+        self.records.push_back(Record::TakenUp {
             seconds: self.seconds(now),
             error,
         });

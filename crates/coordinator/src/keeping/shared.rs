@@ -61,6 +61,8 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct Kept {
     changes: Changes,
+    /// The number of records that the cluster had made until then.
+    records: u64,
     /// The time before which the state is not written again.
     next: Option<tokio::time::Instant>,
 }
@@ -121,30 +123,27 @@ impl Shared {
         self.count_steps(ask, |_| false).await
     }
 
-    /// Asks the cluster on its fast path. Wakes no waiting call. Returns the answer, and whether the call has stayed on the fast path.
+    /// Asks the cluster on its fast path. Wakes no waiting call. If `at_once` is true of the answer, it does not wait until changes of other
+    /// calls are persisted: it must tell nothing of them. Returns the answer, and whether the call has stayed on the fast path.
     pub(crate) async fn ask_fast_quietly<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
+        at_once: impl FnOnce(&T) -> bool,
     ) -> (T, bool) {
         let on_fast_path = |cluster: &mut Cluster, now| {
             cluster.begin_fast_path();
             ask(cluster, now)
         };
-        self.ask_and_settle(on_fast_path, |_| false).await
+        self.ask_and_settle(on_fast_path, at_once).await
     }
 
-    /// Counts finished steps on the fast path. If `at_once` is true of the answer, it does not wait until changes of other calls are
-    /// persisted: it must tell nothing of them.
+    /// Counts finished steps on the fast path. `at_once` is that of [`Self::ask_fast_quietly`].
     pub(crate) async fn count_steps<T>(
         self: &Arc<Self>,
         count: impl FnOnce(&mut Cluster, Instant) -> T,
         at_once: impl FnOnce(&T) -> bool,
     ) -> T {
-        let on_fast_path = |cluster: &mut Cluster, now| {
-            cluster.begin_fast_path();
-            count(cluster, now)
-        };
-        let (answer, stayed) = self.ask_and_settle(on_fast_path, at_once).await;
+        let (answer, stayed) = self.ask_fast_quietly(count, at_once).await;
         if !stayed {
             self.changed.notify_waiters();
         }
@@ -159,13 +158,15 @@ impl Shared {
     ) -> (T, bool) {
         let (answer, changes, waits, full) = {
             let mut cluster = self.cluster.lock();
-            let (before, records) = (cluster.changes().urgent, cluster.records());
+            let (before, records) = (cluster.changes().urgent, cluster.records_made());
             let answer = ask(&mut cluster, now());
             cluster.refresh_view();
             let changes = cluster.changes();
             let persisted = *self.persisted.borrow() == changes.urgent;
-            let records = cluster.records() > records;
-            let full = persisted && !self.publish_all(&mut cluster) && records;
+            if persisted {
+                self.publish_all(&mut cluster);
+            }
+            let full = cluster.records_made() > records && self.records.capacity() == 0;
             let waits = !persisted && (changes.urgent > before || !at_once(&answer));
             ((answer, cluster.on_fast_path()), changes, waits, full)
         };
@@ -174,7 +175,8 @@ impl Shared {
             // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
             let settled = tokio::spawn(async move { shared.settle(changes).await });
             let _ = settled.await;
-        } else if full {
+        }
+        if full {
             // A caller that makes records waits for the recorder, so that they do not pile up.
             let _ = self.records.reserve().await;
         }
@@ -185,12 +187,20 @@ impl Shared {
     /// because the queue is full.
     fn publish_all(&self, cluster: &mut Cluster) -> bool {
         self.publish(cluster.view());
-        let mut records = cluster.take_records().into_iter();
-        while let Some(record) = records.next() {
-            // A queue that is closed belongs to a recorder that has ended, which has logged why.
-            if let Err(TrySendError::Full(record)) = self.records.try_send(record) {
-                cluster.keep_records(std::iter::once(record).chain(records));
+        let all = cluster.records_made();
+        self.hand_over(cluster, all)
+    }
+
+    /// Hands over the first `made` of all records that the cluster has made. Returns false if some of them are left, because the queue is full.
+    fn hand_over(&self, cluster: &mut Cluster, made: u64) -> bool {
+        while cluster.records_taken() < made {
+            let place = self.records.try_reserve();
+            if matches!(place, Err(TrySendError::Full(()))) {
                 return false;
+            }
+            // A queue that is closed belongs to a recorder that has ended, which has logged why.
+            if let (Some(record), Ok(place)) = (cluster.take_record(), place) {
+                place.send(record);
             }
         }
         true
@@ -268,20 +278,29 @@ impl Shared {
         }
     }
 
-    /// Publishes the view and the records, unless there are urgent changes that are not persisted yet. Returns false if the queue of records
-    /// is full.
+    /// Publishes the view and the records. If there are urgent changes that are not persisted yet, hands over only the records that the
+    /// persisted state has. Returns false if the queue of records is full.
     fn publish_persisted(&self, kept: &Kept) -> bool {
         // Under the lock, so that no call finds its changes unpersisted and leaves the view to a write that has published already.
         let mut cluster = self.cluster.lock();
         self.persisted.send_replace(kept.changes.urgent);
-        cluster.changes().urgent != kept.changes.urgent || self.publish_all(&mut cluster)
+        if cluster.changes().urgent == kept.changes.urgent {
+            self.publish_all(&mut cluster)
+        } else {
+            self.hand_over(&mut cluster, kept.records)
+        }
     }
 
     /// Writes the state, then publishes the view that belongs to the written state.
     async fn keep(&self, kept: &mut Kept) {
-        let (durable, changes, view) = self.look(|cluster, now| {
-            let view = cluster.view().clone();
-            (cluster.snapshot(now), cluster.changes(), view)
+        let (durable, changes, records, view) = self.look(|cluster, now| {
+            let (changes, records) = (cluster.changes(), cluster.records_made());
+            (
+                cluster.snapshot(now),
+                changes,
+                records,
+                cluster.view().clone(),
+            )
         });
         let state = Arc::clone(&self.state);
         let written = self.offload.run(move || state.write(&durable)).await;
@@ -297,6 +316,7 @@ impl Shared {
         let kilobytes = u32::try_from(cost >> 10).unwrap_or(u32::MAX);
         let pause = PAUSE_FOR_KILOBYTE.saturating_mul(kilobytes);
         kept.changes = changes;
+        kept.records = records;
         kept.next = Some(tokio::time::Instant::now() + pause.min(LONGEST_PAUSE));
         self.publish(&view);
     }
@@ -376,7 +396,7 @@ impl Shared {
             changed.as_mut().enable();
             // A waiting call must not wake the others each time it asks.
             let (answer, stayed) = match fast {
-                true => self.ask_fast_quietly(&mut ask).await,
+                true => self.ask_fast_quietly(&mut ask, |_| false).await,
                 false => (self.ask_quietly(&mut ask).await, false),
             };
             let answer = answer?;
@@ -394,18 +414,81 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shared_proto::ids::Role;
     use shared_proto::job::Job;
     use shared_proto::view::Commit;
+    use shared_proto::wire;
 
     fn shared() -> Arc<Shared> {
+        with_queue(1).0
+    }
+
+    fn with_queue(places: usize) -> (Arc<Shared>, mpsc::Receiver<Record>) {
         let state = State::over(redb::backends::InMemoryBackend::new()).unwrap();
-        let (records, _) = mpsc::channel(1);
-        Shared::new(
-            Cluster::new(Job::default()),
-            records,
-            state,
-            Offload::Threads,
+        let (records, queue) = mpsc::channel(places);
+        let cluster = Cluster::new(Job::default());
+        (
+            Shared::new(cluster, records, state, Offload::Threads),
+            queue,
         )
+    }
+
+    /// Registers a worker: an urgent change, and a record.
+    fn join(shared: &Shared, identity: &str) {
+        let request = wire::RegisterRequest {
+            identity: identity.to_owned(),
+            ..wire::RegisterRequest::default()
+        };
+        let mut cluster = shared.cluster.lock();
+        cluster.register(now(), Role::Worker, request).unwrap();
+    }
+
+    /// Returns the numbers of the workers in the records that have been handed over.
+    fn joined(queue: &mut mpsc::Receiver<Record>) -> Vec<String> {
+        let records = std::iter::from_fn(|| queue.try_recv().ok());
+        records
+            .map(|record| match record {
+                Record::Joined { task, .. } => task,
+                other => panic!("{other:?}"),
+            })
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn records_are_handed_over_with_the_changes_that_they_follow_from() {
+        let (shared, mut queue) = with_queue(2);
+        let mut kept = shared.kept.lock().await;
+        join(&shared, "a");
+        join(&shared, "b");
+        shared.keep(&mut kept).await;
+        join(&shared, "c");
+        // The change of c is not persisted, and that must not hold up the others.
+        assert!(shared.publish_persisted(&kept));
+        assert_eq!(joined(&mut queue), ["worker-0", "worker-1"]);
+        shared.keep(&mut kept).await;
+        assert!(shared.publish_persisted(&kept));
+        assert_eq!(joined(&mut queue), ["worker-2"]);
+    }
+
+    #[tokio::test]
+    async fn records_for_which_there_is_no_room_are_handed_over_later_in_order() {
+        let (shared, mut queue) = with_queue(2);
+        let mut kept = shared.kept.lock().await;
+        for identity in ["a", "b", "c"] {
+            join(&shared, identity);
+        }
+        shared.keep(&mut kept).await;
+        assert!(!shared.publish_persisted(&kept));
+        assert_eq!(joined(&mut queue), ["worker-0", "worker-1"]);
+        assert!(shared.publish_persisted(&kept));
+        assert_eq!(joined(&mut queue), ["worker-2"]);
+        queue.close();
+        join(&shared, "d");
+        shared.keep(&mut kept).await;
+        assert!(
+            shared.publish_persisted(&kept),
+            "nobody takes records any more"
+        );
     }
 
     /// Makes a change that may be lost, as a finished part is.

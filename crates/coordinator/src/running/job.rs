@@ -136,6 +136,11 @@ impl Work {
         Ok(summary)
     }
 
+    /// Returns when the state of the job cannot be written any more.
+    pub(super) async fn broken(&self) {
+        self.running.shared.broken().await;
+    }
+
     /// Returns whether the next start of the coordinator is to resume the job: the one that it was started with, which has failed
     /// because no worker could work, while no other job waits.
     pub(super) fn is_to_be_resumed(&self, queue: &JobQueue) -> bool {

@@ -236,10 +236,18 @@ impl LongLived<'_> {
                 if !std::mem::replace(&mut said, true) {
                     tracing::info!("the queue is empty; waiting for jobs");
                 }
-                match shutdown.run_until_cancelled(self.queue.changed()).await {
-                    Some(()) => continue,
+                let waits = self.changed_or_broken(shown.as_ref());
+                match shutdown.run_until_cancelled(waits).await {
+                    Some(true) => {}
+                    Some(false) => {
+                        tracing::error!("the ended job is no longer shown to its members");
+                        if let Some(ended) = shown.take() {
+                            self.close(ended).await;
+                        }
+                    }
                     None => return Ok(None),
                 }
+                continue;
             };
             if let Some(ended) = shown.take() {
                 self.close(ended).await;
@@ -249,6 +257,22 @@ impl LongLived<'_> {
                 Some(begun) => return begun,
                 None => return Ok(None),
             }
+        }
+    }
+
+    /// Waits until the queue changes. Returns false if the state of the ended job that is still shown cannot be written: no call about it is
+    /// answered then.
+    async fn changed_or_broken(&self, shown: Option<&Work>) -> bool {
+        let broken = async {
+            match shown {
+                Some(ended) => ended.broken().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = broken => false,
+            () = self.queue.changed() => true,
         }
     }
 

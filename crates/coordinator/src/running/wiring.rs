@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use shared_proto::connections::Caller;
 use shared_proto::security::Security;
 use shared_proto::transport;
+use shared_proto::view::{JobPhase, View};
 use shared_proto::wire::coordinator_server::CoordinatorServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -174,7 +175,10 @@ impl Running {
     pub(crate) async fn ended(&self) -> Result<Summary, CoordinatorError> {
         let shared = &self.shared;
         let ended = async {
-            until(shared, Cluster::ended).await;
+            // A view is published once all that it follows from is persisted.
+            let mut views = shared.views();
+            let ended = |view: &View| matches!(view.phase, JobPhase::Done | JobPhase::Failed);
+            let _ = views.wait_for(ended).await;
             let reported = until(shared, Cluster::all_shards_reported);
             if tokio::time::timeout(FAREWELL, reported).await.is_err() {
                 tracing::warn!(
