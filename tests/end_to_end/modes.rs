@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use candle_core::Device;
 use shared_proto::job::Job;
-use tests::Cluster;
 use tests::relay::{Relay, Weather};
+use tests::{Cluster, eventually};
 use worker::local;
 use worker::registry::Registry;
 
 use crate::program;
+use crate::ring_operations::metric;
 use crate::weights::{difference, largest, weights};
 
 /// Trains on two servers with so many workers. Returns the summary, and the folder of the run.
@@ -224,6 +225,9 @@ fn each_step_is_counted_once_though_the_connections_of_reports_break() {
     let cluster = Cluster::start(program(), job, 1);
     relay.lead_to(&cluster.coordinator.address());
     let mut worker = cluster.member_at(&relay.address(), "worker", "worker-0", &[], &[]);
+    // That of the server, and each new one of the worker, on which it only reports steps.
+    let members = "flambeau_connections{port=\"coordinator\",standing=\"member\"}";
+    eventually(|| relay.cuts() >= 2 && metric(&cluster.coordinator, members) > 1.0);
     let ended = worker.wait();
     assert!(ended.success(), "{}", worker.log());
     let (summary, _dir) = cluster.finish();

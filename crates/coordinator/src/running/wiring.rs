@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use shared_proto::connections::Caller;
 use shared_proto::security::Security;
 use shared_proto::transport;
-use shared_proto::view::{JobPhase, View};
+use shared_proto::view::View;
 use shared_proto::wire::coordinator_server::CoordinatorServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -176,9 +176,7 @@ impl Running {
         let shared = &self.shared;
         let ended = async {
             // A view is published once all that it follows from is persisted.
-            let mut views = shared.views();
-            let ended = |view: &View| matches!(view.phase, JobPhase::Done | JobPhase::Failed);
-            let _ = views.wait_for(ended).await;
+            let _ = shared.views().wait_for(View::ended).await;
             let reported = until(shared, Cluster::all_shards_reported);
             if tokio::time::timeout(FAREWELL, reported).await.is_err() {
                 tracing::warn!(
