@@ -61,7 +61,7 @@ const FOUND: &[(Fault, u64)] = &[
 const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::CountsEarly, 0),
     (Fault::AbandonedValues, 34),
-    (Fault::NoBroadcast, 16),
+    (Fault::NoBroadcast, 38),
     (Fault::SpanLost, 0),
     (Fault::CopyNotAwaited, 4),
     (Fault::UpdatesNotShared, 0),
@@ -76,7 +76,7 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::ClosesEmpty, 5),
     (Fault::MissedNotMade, 5),
     (Fault::RowsForgotten, 1),
-    (Fault::DenseFirst, 125),
+    (Fault::DenseFirst, 135),
     (Fault::SlotsNotTaken, 2),
     (Fault::OldSlots, 59),
 ];
