@@ -72,7 +72,6 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::LeftTooEarly, 24),
     (Fault::GroupCountsTwice, 2),
     (Fault::SpareHasSamples, 2),
-    (Fault::OrderKept, 126),
     (Fault::ClosesEmpty, 5),
     (Fault::MissedNotMade, 5),
     (Fault::RowsForgotten, 1),

@@ -145,8 +145,6 @@ faults! {
         GroupCountsTwice,
         /// Samples are leased for spare workers, which compute none.
         SpareHasSamples,
-        /// A checkpoint that was ordered before all members lost their values is written with others.
-        OrderKept,
         /// A step is closed before any member has a gradient.
         ClosesEmpty,
         /// A late member does not make the updates of the steps that it has missed.

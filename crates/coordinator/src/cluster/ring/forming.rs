@@ -250,10 +250,8 @@ impl Cluster {
     /// values.
     fn form_without_values(&mut self, now: Instant) {
         let starting = self.durable.outcome.phase == JobPhase::Starting;
-        if !planted!(OrderKept) {
-            // The writer of an ordered checkpoint may live, but it has lost the values that the order is for, as all members have.
-            self.give_up_saving();
-        }
+        // The writer of an ordered checkpoint may live, but it has lost the values that the order is for, as all members have.
+        self.give_up_saving();
         match self.durable.checkpoints.newest.clone() {
             // The servers go back as well. The workers register again, and form a ring then.
             Some(kept) if !starting && self.map().is_some() && !self.durable.ring.goes_back => {
