@@ -13,8 +13,8 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
 
-/// The calls whose first answer does not make a connection a member's. All callers may make them. Only FinishSteps checks the caller, once its
-/// answer has begun, and makes the connection a member's itself.
+/// The calls that do not mark a connection here. Any caller may make them. `FinishSteps` is a stream, and its answer begins before the first report
+/// is checked, so it marks the connection itself after that report.
 const OPEN: [&str; 7] = [
     "GetStatus",
     "GetClusterSpec",
