@@ -90,6 +90,13 @@ impl Scene {
         assert!(memory < MOST_MEMORY, "the server has had {memory} MiB");
     }
 
+    /// Returns the number of the server's sessions.
+    fn sessions(&self) -> f64 {
+        let metrics = self.cluster.ps[0].http("/metrics");
+        let of = |line: &str| line.strip_prefix("flambeau_ps_sessions ")?.parse().ok();
+        metrics.lines().find_map(of).unwrap_or(0.0)
+    }
+
     /// Returns a pull of the next step's weights, which must wait.
     fn early_pull(&mut self, blocks: Vec<wire::WantedBlock>) -> Kind {
         Kind::Pull(wire::Pull {
@@ -207,16 +214,36 @@ async fn a_worker_has_one_session_and_a_connection_few_streams() {
         tokio::spawn(async move { client.session(tokio_stream::pending()).await })
     };
     let silent: Vec<_> = (0..100).map(open).collect();
-    let sessions = || {
-        let metrics = scene.cluster.ps[0].http("/metrics");
-        let of = |line: &str| line.strip_prefix("flambeau_ps_sessions ")?.parse().ok();
-        metrics.lines().find_map(of).unwrap_or(0.0)
-    };
-    tests::eventually(|| sessions() >= 4.0);
+    tests::eventually(|| scene.sessions() >= 4.0);
     for _ in 0..20 {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        assert!(sessions() < 8.0);
+        assert!(scene.sessions() < 8.0);
     }
     scene.is_well(1).await;
     silent.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_whose_callers_are_gone_end() {
+    let mut scene = Scene::new().await;
+    let open = || {
+        // It waits for a view that is still far away.
+        let hello = wire::Hello {
+            view: u64::MAX,
+            ..scene.hostile.hello()
+        };
+        let (peer, address) = (scene.hostile.clone(), scene.map.shards[0].address.clone());
+        tokio::spawn(async move { peer.try_open(&address, hello).await })
+    };
+    // It is the first that would end by itself.
+    let waits = open();
+    for _ in 0..50 {
+        let gone = open();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        gone.abort();
+    }
+    tests::eventually(|| scene.sessions() < 4.0);
+    assert!(!waits.is_finished(), "the sessions ended by themselves");
+    waits.abort();
+    scene.is_well(1).await;
 }

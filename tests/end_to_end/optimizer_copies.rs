@@ -12,11 +12,15 @@ use crate::weights::{difference, weights};
 
 /// Trains with three workers. Returns the bytes of the weights.
 fn trained(settings: &str, strategy: &str) -> Vec<u8> {
+    trained_by(3, &format!("batch_size = 16\n{settings}"), strategy)
+}
+
+fn trained_by(workers: usize, settings: &str, strategy: &str) -> Vec<u8> {
     let job = format!(
-        "steps = 25\nepochs = 9\nseed = 3\nbatch_size = 16\n{settings}{MIRRORED}{strategy}[cluster]\nworkers = 3\n"
+        "steps = 25\nepochs = 9\nseed = 3\n{settings}{MIRRORED}{strategy}[cluster]\nworkers = {workers}\n"
     );
     let mut cluster = Cluster::start(program(), &job, 0);
-    for _ in 0..3 {
+    for _ in 0..workers {
         cluster.add_worker(&[]);
     }
     let (summary, dir) = cluster.finish();
@@ -44,6 +48,18 @@ fn shares_of_the_state_give_the_same_bits_as_all_of_it() {
             assert!(shared == whole, "{settings}: {copies} copies");
         }
     }
+    // A number of samples by which a number cannot be divided without rounding.
+    let alone = |strategy| {
+        trained_by(
+            1,
+            "batch_size = 100\n[optimizer]\nname = \"adam\"\n",
+            strategy,
+        )
+    };
+    assert!(
+        alone("optimizer_copies = 1\n") == alone(""),
+        "a worker that is alone"
+    );
 }
 
 #[test]

@@ -113,6 +113,12 @@ fn replaced_ahead(
     let (summary, dir) = cluster.finish();
     drop(server);
 
+    accounts_for_all(mode, &summary, &dir);
+    summary
+}
+
+/// Checks that the final weights, and the last checkpoint, have each sample that was trained on, but for those reported lost.
+fn accounts_for_all(mode: &str, summary: &Value, dir: &TempDir) {
     let run = dir.path().join("run");
     let model = weights(&run.join("model.safetensors"));
     let exported = dir.path().join("exported.safetensors");
@@ -139,7 +145,6 @@ fn replaced_ahead(
     } else {
         assert_eq!(visits, expected as f32, "{mode}: {summary}");
     }
-    summary
 }
 
 /// Cuts the connection between a server and the coordinator, while there is a spare.
@@ -240,6 +245,25 @@ fn a_server_that_was_cut_off_comes_back_with_its_values() {
             eventually(|| server.log().contains("registering again"));
             None
         });
+        assert_eq!(summary["lost_updates"], 0, "{mode}: {summary}");
+    }
+}
+
+/// The coordinator is killed and starts again without its run directory, so the job begins anew. The servers and workers have never stopped.
+#[test]
+fn a_run_that_begins_anew_has_nothing_of_the_run_before() {
+    for mode in ["async", "sync"] {
+        let files = TempDir::new().unwrap();
+        let mut cluster = Cluster::start(program(), &job(mode, 0, &data(&files)), 2);
+        for _ in 0..2 {
+            cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "4")]);
+        }
+        eventually(|| cluster.status()["samples"].as_u64().unwrap() > 500);
+        cluster.coordinator.kill();
+        std::fs::remove_dir_all(cluster.run_dir()).unwrap();
+        cluster.restart_coordinator();
+        let (summary, dir) = cluster.finish();
+        accounts_for_all(mode, &summary, &dir);
         assert_eq!(summary["lost_updates"], 0, "{mode}: {summary}");
     }
 }

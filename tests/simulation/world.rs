@@ -207,12 +207,16 @@ impl World {
             let store = [": refused: ", ": no room: ", "the store/", "the store: "];
             let of_store = store.iter().any(|part| error.contains(part));
             let of_disk = error.contains("the coordinator's state");
-            let other_run = error.contains("the checkpoints of the coordinator cannot be seen");
+            let other_run = [
+                "the checkpoints of the coordinator cannot be seen",
+                "the coordinator has another run now",
+            ];
+            let other_run = other_run.iter().any(|part| error.contains(part));
             let damaged = ["is damaged", "another writer's"];
             let damaged = damaged.iter().any(|part| error.contains(part));
             of_store && !damaged && self.stores.is_to_blame(name, now)
                 || of_disk && name == "coordinator" && self.disk.has_failed()
-                // A new run has claimed the store between its registration and its look.
+                // A new run has begun. It may have claimed the store between a server's registration and its look.
                 || other_run && self.plan.loses_state
         };
         match outcome {

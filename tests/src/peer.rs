@@ -23,6 +23,7 @@ use tonic::{Status, Streaming};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A registered worker.
+#[derive(Clone)]
 pub struct Peer {
     /// The coordinator.
     pub coordinator: CoordinatorClient<Channel>,

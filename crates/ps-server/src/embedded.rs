@@ -49,7 +49,7 @@ impl Embedded {
         let who = self.registration.clone();
         let membership = Membership::join(self.coordinator.clone(), who).await?;
         let server = Server::new(
-            &membership.job,
+            &membership,
             Parts {
                 coordinator: self.coordinator,
                 registration: self.registration,

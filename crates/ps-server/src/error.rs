@@ -33,9 +33,9 @@ pub enum PsError {
     /// The coordinator refuses the server, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
-    /// The coordinator has another job now, which needs a shard of its own.
-    #[error("the coordinator has another job now")]
-    OtherJob,
+    /// The coordinator has another run now, of this job or another, which needs a shard of its own.
+    #[error("the coordinator has another run now")]
+    OtherRun,
     /// The coordinator's shard map makes no sense.
     #[error("the shard map cannot be read: {0}")]
     ShardMap(#[from] Refusal),

@@ -163,7 +163,7 @@ async fn serve_job(
     announce();
 
     let server = Server::new(
-        &membership.job,
+        &membership,
         Parts {
             coordinator: coordinator.clone(),
             registration,
@@ -217,7 +217,7 @@ async fn serve_job(
             Onward::Registers => Ok(Next::Job),
             Onward::ToldToGo | Onward::Ends => Ok(Next::End),
         },
-        (Some(Err(PsError::OtherJob)), _) => Ok(Next::Job),
+        (Some(Err(PsError::OtherRun)), _) => Ok(Next::Job),
         (Some(Err(PsError::Membership(error @ MembershipError::JobFailed(_)))), Some(ended)) => {
             match process.next_job(After::Failed(ended, &error)).await {
                 Onward::Registers => Ok(Next::Job),

@@ -1,4 +1,4 @@
-//! A server of one job, put together: the shard, the service through which workers reach it, and its part in the
+//! A server of one run, put together: the shard, the service through which workers reach it, and its part in the
 //! cluster. The process and the simulation both run it.
 
 use std::sync::Arc;
@@ -7,7 +7,6 @@ use std::time::Duration;
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
-use shared_proto::job::Job;
 use shared_proto::security::Security;
 use shared_proto::wire::WorkerFailure;
 use tokio_util::sync::CancellationToken;
@@ -37,7 +36,7 @@ pub(crate) struct Parts {
     pub(crate) drain: CancellationToken,
 }
 
-/// A server of one job.
+/// A server of one run of a job.
 pub(crate) struct Server {
     /// The sessions of workers.
     pub(crate) sessions: Sessions,
@@ -48,8 +47,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(job: &Job, parts: Parts) -> Self {
-        let shard = Arc::new(Shard::new(job, parts.rows));
+    /// Returns a server of the run that it is a member of.
+    pub(crate) fn new(membership: &Membership, parts: Parts) -> Self {
+        let shard = Arc::new(Shard::new(&membership.job, parts.rows));
         let (running, stop) = (TaskTracker::new(), CancellationToken::new());
         Self {
             sessions: Sessions {
@@ -61,6 +61,7 @@ impl Server {
             },
             follower: Follower {
                 shard,
+                run: membership.run,
                 coordinator: parts.coordinator,
                 registration: parts.registration,
                 offload: parts.offload,

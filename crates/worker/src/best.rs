@@ -9,8 +9,9 @@ use shared_proto::job::{Best, run_dir};
 use crate::model::Metrics;
 use crate::variables::VariablesError;
 
-/// The best evaluation of a run. It is written after its weights. So if the worker dies in between, the weights are better than the record
-/// says, and the next evaluation that is better than the record replaces both.
+/// The best evaluation of a run. Its weights are saved before the evaluation is reported, and get their name once it counts. The record is
+/// written after that. So if the worker dies in between, the weights are better than the record says, and the next evaluation that is
+/// better than the record replaces both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     /// The metric by which it is the best.
@@ -56,11 +57,29 @@ impl Kept {
         })
     }
 
-    /// Writes the record. It appears whole or not at all.
+    /// Returns the path of weights whose evaluation does not count yet.
+    pub(crate) fn weights_to_come(dir: &Path) -> PathBuf {
+        dir.join(run_dir::BEST).with_extension("candidate")
+    }
+
+    /// Replaces the best weights by those at [`Self::weights_to_come`], and their record by this one.
     ///
     /// # Errors
-    /// If it cannot be written.
-    pub(crate) fn write(&self, dir: &Path) -> Result<(), VariablesError> {
+    /// If a file cannot be written.
+    pub(crate) fn keep(&self, dir: &Path) -> Result<(), VariablesError> {
+        let path = dir.join(run_dir::BEST);
+        std::fs::rename(Self::weights_to_come(dir), &path).map_err(|source| {
+            VariablesError::File {
+                action: "written",
+                path,
+                source,
+            }
+        })?;
+        self.write(dir)
+    }
+
+    /// Writes the record. It appears whole or not at all.
+    fn write(&self, dir: &Path) -> Result<(), VariablesError> {
         let path = place(dir);
         let write = || {
             let partial = path.with_extension("partial");
@@ -95,11 +114,15 @@ mod tests {
             let metrics = Metrics::from([("accuracy".to_owned(), value)]);
             let before = Kept::read(dir.path()).unwrap();
             if let Some(new) = Kept::better(&best, before, epoch as u32, &metrics) {
-                new.write(dir.path()).unwrap();
+                std::fs::write(Kept::weights_to_come(dir.path()), [new.epoch as u8]).unwrap();
+                new.keep(dir.path()).unwrap();
                 kept.push(new.epoch);
             }
         }
         assert_eq!(kept, [1, 4]);
+        let weights = std::fs::read(dir.path().join(run_dir::BEST)).unwrap();
+        assert_eq!(weights, [4]);
+        assert!(!Kept::weights_to_come(dir.path()).exists());
         assert_eq!(Kept::read(dir.path()).unwrap().unwrap().value, 0.6);
         // The record of another metric is not comparable.
         let loss = Metrics::from([("loss".to_owned(), 3.0)]);

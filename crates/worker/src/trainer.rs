@@ -180,7 +180,7 @@ impl Trainer<'_> {
                 true => self.save_model().await?,
                 false => Bytes::new(),
             };
-            let measured = metrics.clone();
+            let best = self.save_if_best(evaluate.data_epoch, &metrics).await?;
             let report = wire::EvaluationReport {
                 data_epoch: evaluate.data_epoch,
                 samples: self.replica.description().evaluation_samples,
@@ -194,28 +194,34 @@ impl Trainer<'_> {
                 }
                 told => {
                     told?;
-                    return self.keep_if_best(evaluate.data_epoch, &measured).await;
+                    return match (best, &self.job.run_dir) {
+                        (Some(best), Some(dir)) => {
+                            Ok(best.keep(dir).map_err(ReplicaError::from)?)
+                        }
+                        _ => Ok(()),
+                    };
                 }
             }
         }
     }
 
-    /// Keeps the evaluated weights, if they are better than the best ones that the run directory has.
-    async fn keep_if_best(
+    /// Saves the evaluated weights, if they are better than the best ones that the run directory has, under a name of their own until
+    /// the evaluation counts. Returns their record.
+    async fn save_if_best(
         &mut self,
         data_epoch: u32,
         metrics: &Metrics,
-    ) -> Result<(), WorkerError> {
+    ) -> Result<Option<Kept>, WorkerError> {
         let (Some(best), Some(dir)) = (&self.job.best, &self.job.run_dir) else {
-            return Ok(());
+            return Ok(None);
         };
         let kept = Kept::read(dir).map_err(ReplicaError::from)?;
-        let Some(new) = Kept::better(best, kept, data_epoch, metrics) else {
-            return Ok(());
-        };
-        let path = dir.join(run_dir::BEST);
-        self.strategy.save(path, self.replica).await?;
-        Ok(new.write(dir).map_err(ReplicaError::from)?)
+        let new = Kept::better(best, kept, data_epoch, metrics);
+        if new.is_some() {
+            let path = Kept::weights_to_come(dir);
+            self.strategy.save(path, self.replica).await?;
+        }
+        Ok(new)
     }
 
     /// Writes the evaluated weights as the job's model, and returns the file's SHA-256. Returns nothing for a job

@@ -107,18 +107,31 @@ async fn several_devices_compute_what_one_does() {
     }
 }
 
-#[tokio::test]
-async fn a_replica_with_fewer_batches_holds_up_no_other() {
+/// Starts two devices with steps of two batches.
+async fn accumulating(batch_size: u32) -> DeviceReplicas {
     let mut job = job();
     {
         let job = Arc::make_mut(&mut job);
-        (job.batch_size, job.accumulate) = (3, 2);
+        (job.batch_size, job.accumulate) = (batch_size, 2);
     }
     let (registry, devices) = (Registry::builtin(), vec![Device::Cpu; 2]);
     let several = DeviceReplicas::start(&job, &registry, &devices);
-    let several = several.await.unwrap();
-    // The first device has a batch of 3 samples, the second one of 3 and one of a single sample.
-    let (computed, rounds) = compute(&several, positions(0, 7)).await;
+    several.await.unwrap()
+}
+
+#[tokio::test]
+async fn each_of_several_batches_is_cut_among_the_devices() {
+    let several = accumulating(4).await;
+    // Each device has two batches of 2 samples.
+    let (_, rounds) = compute(&several, positions(0, 8)).await;
+    assert_eq!(rounds, 2 * 42);
+}
+
+#[tokio::test]
+async fn a_replica_with_fewer_batches_holds_up_no_other() {
+    let several = accumulating(3).await;
+    // The first device has a batch of 2 samples, the second one of 2 and one of a single sample.
+    let (computed, rounds) = compute(&several, positions(0, 5)).await;
     assert_eq!(rounds, 2 * 42);
     assert!(computed.loss.is_finite() && computed.gradients.norm > 0.0);
 }

@@ -256,10 +256,15 @@ impl Ledger {
         self.leased.is_empty()
     }
 
+    /// Returns whether no data is left to lease.
+    pub(crate) fn leases_no_more(&self) -> bool {
+        let nothing_left = self.returned.is_empty() && self.data_epoch >= self.epochs;
+        nothing_left || self.budget == Some(0)
+    }
+
     /// Returns whether no data is left to lease, and none is leased.
     pub(crate) fn exhausted(&self) -> bool {
-        let nothing_left = self.returned.is_empty() && self.data_epoch >= self.epochs;
-        self.leased.is_empty() && (nothing_left || self.budget == Some(0))
+        self.leased.is_empty() && self.leases_no_more()
     }
 
     fn charge(&mut self, split: Split) {

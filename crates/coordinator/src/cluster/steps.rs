@@ -148,8 +148,11 @@ impl Cluster {
         let tally = &mut self.durable.training.tally;
         tally.samples = tally.samples.saturating_add(samples);
         self.evaluate_after(complete);
-        if !self.sync() && self.held_by(task).is_none() {
-            // The end of a split may be that of the data, for which others wait.
+        if !self.sync()
+            && self.held_by(task).is_none()
+            && (complete.is_some() || self.leases_no_more())
+        {
+            // Others wait for the end of a data epoch, and of all data.
             self.leave_fast_path();
         }
         if self.sync() {

@@ -233,6 +233,12 @@ impl Cluster {
         self.durable.training.ledger.as_ref()?.held_by(task)
     }
 
+    /// Returns whether no worker gets another split.
+    pub(super) fn leases_no_more(&self) -> bool {
+        let ledger = self.durable.training.ledger.as_ref();
+        self.durable.training.stopping || ledger.is_none_or(Ledger::leases_no_more)
+    }
+
     /// Returns whether there is no more data to train on.
     pub(super) fn exhausted(&self) -> bool {
         let ledger = self.durable.training.ledger.as_ref();

@@ -31,14 +31,16 @@ impl Cluster {
         if self.durable.outcome.phase == JobPhase::Training && nobody {
             return "no worker is there; start one".to_owned();
         }
+        if self.durable.outcome.phase != JobPhase::Starting {
+            return match self.is_ring_broken() {
+                true => self.missing_in_ring(),
+                false => String::new(),
+            };
+        }
         let wanted = self.job.workers() as usize;
         let ready = self.live(Role::Worker).filter(|m| m.progress.ready).count();
         let servers = self.missing_servers(false);
         match &self.durable.variables {
-            _ if self.durable.outcome.phase != JobPhase::Starting => match self.is_ring_broken() {
-                true => self.missing_in_ring(),
-                false => String::new(),
-            },
             None => "no worker has registered its variables".to_owned(),
             Some(v) if v.map.is_none() && self.job.servers() != Some(0) => {
                 servers.unwrap_or_else(|| "the shard map is being cut".to_owned())

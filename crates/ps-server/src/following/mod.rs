@@ -18,7 +18,7 @@ use checkpoint::{CheckpointError, Store as Checkpoints};
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
-use shared_proto::ids::{Epoch, Generation};
+use shared_proto::ids::{Epoch, Generation, RunNumber};
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
@@ -46,6 +46,8 @@ pub type Opener = Arc<dyn Fn(&str) -> Result<Checkpoints, CheckpointError> + Sen
 /// A member that serves a shard.
 pub(crate) struct Follower {
     pub(crate) shard: Arc<Shard>,
+    /// The run that the shard is of.
+    pub(crate) run: RunNumber,
     pub(crate) coordinator: Coordinator,
     pub(crate) registration: Registration,
     pub(crate) offload: Offload,
@@ -103,8 +105,9 @@ impl Follower {
                 }
             };
             let membership = place.insert(membership);
-            if membership.job != self.shard.job {
-                return Err(PsError::OtherJob);
+            // A run that begins anew may have the same job, but nothing of the shard is its own.
+            if membership.job != self.shard.job || membership.run != self.run {
+                return Err(PsError::OtherRun);
             }
             if let Some(held) = &mut held {
                 held.generation = membership.task.generation;

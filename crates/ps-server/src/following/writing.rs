@@ -32,8 +32,10 @@ impl Follower {
         let coordinator = registered.membership.coordinator.clone();
         let sender = registered.membership.sender();
         let mut views = registered.views.clone();
+        // Also dropped if the task is aborted before it begins.
+        let end = EndOnDrop(Arc::clone(&snapshot));
         async move {
-            let _end = EndOnDrop(Arc::clone(&snapshot));
+            let _end = end;
             let began = Instant::now();
             let saving = Saving {
                 snapshot: &snapshot,

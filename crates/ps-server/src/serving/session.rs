@@ -164,7 +164,12 @@ impl Session {
         };
         // The view that the worker knows is still on its way to this server, or the shard's values are
         // still being loaded.
-        let caught_up = timeout(CATCH_UP, self.followed.wait_for(caught_up)).await;
+        let caught_up = tokio::select! {
+            biased;
+            caught_up = timeout(CATCH_UP, self.followed.wait_for(caught_up)) => caught_up,
+            // Nobody would read the answer, and a connection that is gone no longer counts towards the limits.
+            () = self.answers.closed() => return Err(SessionEnd::Gone),
+        };
         if !matches!(caught_up, Ok(Ok(_))) {
             let behind = "this server has not caught up with the coordinator; connect again";
             return Err(SessionEnd::Status(Status::unavailable(behind)));

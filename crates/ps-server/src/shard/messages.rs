@@ -39,7 +39,6 @@ impl Shard {
         let (gradients, elsewhere) = self.check(store, &origin, view, push.gradients)?;
 
         let mut taken = Vec::with_capacity(gradients.len());
-        let mut newly_staged = 0;
         for Checked {
             block: id,
             based_on,
@@ -60,7 +59,10 @@ impl Shard {
                 let bytes = gradient.bytes() as f64;
                 let gradient = checks::own(gradient);
                 let staging = block.stage(&origin, view, gradient);
-                newly_staged += usize::from(staging.is_first);
+                // Counted under the block's lock: a message that comes twice finds the block taken only once it counts.
+                if staging.is_first {
+                    store.blocks.note_staged(origin.task, origin.clock);
+                }
                 let more = bytes - staging.replaced_bytes as f64;
                 self.counters.staged_bytes.increment(more);
             } else if !planted!(AcknowledgesUnapplied) || !origin.sequence.0.is_multiple_of(7) {
@@ -80,8 +82,7 @@ impl Shard {
         }
         self.counters.pushes.increment(1);
         let blocks = &store.blocks;
-        let all_staged =
-            self.is_sync() && blocks.note_staged(origin.task, origin.clock, newly_staged);
+        let all_staged = self.is_sync() && blocks.all_staged(origin.task, origin.clock);
         Ok(wire::Acknowledged {
             sequence: origin.sequence.0,
             level: self.level().into(),

@@ -126,19 +126,24 @@ impl Blocks {
         format!("{blocks:?} {committed:?} {staged:?} {:?}", self.non_finite)
     }
 
-    /// Notes that a worker has staged its gradient of a step in so many more blocks. Returns whether all
-    /// blocks that take updates hold it now.
-    pub(crate) fn note_staged(&self, task: Task, clock: Clock, blocks: usize) -> bool {
+    /// Notes that one more block has a worker's gradient of a step.
+    pub(crate) fn note_staged(&self, task: Task, clock: Clock) {
         let mut staged = self.staged.lock();
         let (of, count) = staged.entry(task).or_insert((clock, 0));
         match clock.cmp(of) {
-            Ordering::Equal => {}
-            Ordering::Greater => (*of, *count) = (clock, 0),
+            Ordering::Equal => *count += 1,
+            Ordering::Greater => (*of, *count) = (clock, 1),
             // A push of an earlier step that is sent again leaves the count of the newest one alone.
-            Ordering::Less => return false,
+            Ordering::Less => {}
         }
-        *count += blocks;
-        *count == self.updated
+    }
+
+    /// Returns whether all blocks that take updates have a worker's gradient of a step.
+    pub(crate) fn all_staged(&self, task: Task, clock: Clock) -> bool {
+        match self.staged.lock().get(&task) {
+            Some((of, count)) => *of == clock && *count == self.updated,
+            None => self.updated == 0,
+        }
     }
 
     /// Clears the counts of staged gradients, once a commit has used these.
@@ -355,10 +360,16 @@ mod tests {
             id,
             generation: Generation(1),
         };
-        assert!(blocks.note_staged(worker, Clock(4), 2));
-        assert!(!blocks.note_staged(worker, Clock(5), 1));
-        // The push is sent again after a stream broke. The blocks have already taken it.
-        assert!(!blocks.note_staged(worker, Clock(4), 0));
-        assert!(blocks.note_staged(worker, Clock(5), 1));
+        blocks.note_staged(worker, Clock(4));
+        assert!(!blocks.all_staged(worker, Clock(4)));
+        blocks.note_staged(worker, Clock(4));
+        assert!(blocks.all_staged(worker, Clock(4)));
+        blocks.note_staged(worker, Clock(5));
+        assert!(!blocks.all_staged(worker, Clock(5)));
+        // The push is sent again after a stream broke.
+        blocks.note_staged(worker, Clock(4));
+        assert!(!blocks.all_staged(worker, Clock(4)));
+        blocks.note_staged(worker, Clock(5));
+        assert!(blocks.all_staged(worker, Clock(5)));
     }
 }

@@ -144,7 +144,9 @@ impl Shard {
                 snapshot.copy_before_write(id, &mut block);
             }
             block.commit(commit, store.rule(id), lowered_to, &mut sum)?;
-            self.counters.applied(began.elapsed(), 0);
+            if !commit.contributors.is_empty() {
+                self.counters.applied(began.elapsed(), 0);
+            }
             if !block.is_finite() {
                 store.found_non_finite(id);
             }

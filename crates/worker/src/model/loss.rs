@@ -66,7 +66,11 @@ impl Loss {
                 per_sample(&nn::binary_cross_entropy_of_each(&outputs, target)?)
             }
             Self::MeanSquaredError => per_sample(&(like(outputs, target)? - target)?.sqr()?),
-            Self::MeanAbsoluteError => per_sample(&(like(outputs, target)? - target)?.abs()?),
+            Self::MeanAbsoluteError => {
+                let apart = (like(outputs, target)? - target)?;
+                // Not `abs`: its gradient in candle is 1 where both are equal, and that of `sign` is 0.
+                per_sample(&(&apart * apart.sign()?)?)
+            }
             Self::Model => bail!("{NO_LOSS}"),
         }
     }
@@ -125,6 +129,11 @@ mod tests {
             Loss::CrossEntropy { .. } => (
                 Tensor::new(&[[0.5f32, -1.0, 2.0], [0.1, 0.2, 0.3]], &Cpu),
                 Tensor::new(&[2u32, 0], &Cpu),
+            ),
+            // The second output equals its target.
+            Loss::MeanAbsoluteError => (
+                Tensor::new(&[[0.5f32], [0.0]], &Cpu),
+                Tensor::new(&[1f32, 0.0], &Cpu),
             ),
             _ => (
                 Tensor::new(&[[0.5f32], [-1.5]], &Cpu),

@@ -78,9 +78,11 @@ impl DeviceReplicas {
         }
         let mut of_part = job.clone();
         if count > 1 {
+            let of_part = Arc::make_mut(&mut of_part);
             // The mean over all devices is clipped, not the gradient of each.
-            let unclipped = Arc::make_mut(&mut of_part);
-            (unclipped.clip_value, unclipped.clip_norm) = (None, None);
+            (of_part.clip_value, of_part.clip_norm) = (None, None);
+            // Each batch of a step is cut among the devices.
+            of_part.batch_size = of_part.batch_size.div_ceil(count as u32);
         }
         let adding = gpus::adding(job, devices)?;
         let own_queues: Vec<Device>;

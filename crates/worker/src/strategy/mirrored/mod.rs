@@ -246,9 +246,11 @@ impl Mirrored {
         let mut memory = self.memory.pop().unwrap_or_default();
         let counts = self.counts(samples);
         let model = replica.description();
-        gradient::fill(&mut memory, &gradients, counts, samples as f32, model);
         let counted = counts.counted;
-        let make = async |ring: &Ring| ring.make_step(shares, memory, counted, made, mirror).await;
+        let make = async |ring: &Ring| {
+            gradient::fill(&mut memory, &gradients, counts, ring.factor(samples), model);
+            ring.make_step(shares, memory, counted, made, mirror).await
+        };
         self.memory = vec![self.in_ring(make).await?];
         Ok(())
     }

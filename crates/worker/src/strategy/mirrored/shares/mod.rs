@@ -180,7 +180,10 @@ impl Ring {
             mirror.make_update(Vec::new(), made).await?;
             return Ok(memory);
         }
-        let factor = (1.0 / samples) as f32;
+        let factor = match self.is_alone() {
+            true => 1.0,
+            false => (1.0 / samples) as f32,
+        };
         if self.rounds() {
             gradient::scale(&mut memory, factor);
         }
