@@ -1,7 +1,7 @@
 //! `flambeau resume`: which settings of a job may change when it goes on, setting by setting.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use flambeau::Job;
@@ -395,6 +395,47 @@ fn a_run_goes_on_with_another_setting_or_is_refused_with_the_reason() {
     });
     let failed = failed.into_inner().unwrap();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn a_copy_of_a_run_goes_on_beside_the_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, copy) = (dir.path().join("run"), dir.path().join("copy"));
+    let [original, copied] = [&run, &copy].map(|path| path.to_str().unwrap());
+    let options = ["--quiet", "--device", "cpu", "--steps", "20"];
+    let begun = program().run(&[&["train", "--run-dir", original], &options[..]].concat());
+    assert!(begun.status.success(), "{begun:?}");
+    let copying = std::process::Command::new("cp")
+        .args(["-r", original, copied])
+        .status();
+    assert!(copying.unwrap().success());
+    let files = |dir: &Path| -> Vec<(PathBuf, Vec<u8>)> {
+        let files = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|file| file.unwrap().path());
+        let files = files.filter(|path| path.is_file());
+        let mut files: Vec<_> = files
+            .map(|path| (path.clone(), std::fs::read(path).unwrap()))
+            .collect();
+        files.sort();
+        files
+    };
+    let before = files(&run);
+    for arguments in [
+        ["resume", copied],
+        ["train", &format!("--restore={copied}")],
+    ] {
+        let more = ["--quiet", "--device", "cpu", "--steps", "40"];
+        let resumed = program().run(&[&arguments, &more[..]].concat());
+        assert!(resumed.status.success(), "{resumed:?}");
+    }
+    assert!(files(&run) == before, "the original has changed");
+    for next in ["copy-2", "copy-3"] {
+        assert!(
+            dir.path().join(next).join("summary.json").exists(),
+            "{next}"
+        );
+    }
 }
 
 /// Goes on with a run. Returns what is wrong with the outcome.

@@ -191,6 +191,12 @@ impl Store {
         }
     }
 
+    /// Returns whether a checkpoint that had a manifest has none any more. A manifest is deleted before the files that it names.
+    pub async fn is_deleted(&self, number: u64) -> bool {
+        let manifest = self.manifest(number).await;
+        matches!(manifest, Err(CheckpointError::NotFound(_)))
+    }
+
     /// Finds the newest checkpoint that has a good manifest and files of the right sizes. Skips damaged
     /// ones with a warning.
     ///

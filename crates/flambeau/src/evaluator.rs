@@ -260,7 +260,14 @@ impl<'a> Beside<'a> {
         if self.done.is_some_and(|done| done >= manifest.number) {
             return Ok(false);
         }
-        let line = self.evaluate(&store, &manifest).await?;
+        let line = match self.evaluate(&store, &manifest).await {
+            Err(CommandError::Checkpoint(error))
+                if error.is_damaged() && store.is_deleted(manifest.number).await =>
+            {
+                return Err(CheckpointError::NotFound(error.to_string()).into());
+            }
+            line => line?,
+        };
         self.tell(&line)?;
         self.done = Some(manifest.number);
         Ok(true)

@@ -118,21 +118,35 @@ impl Options {
 }
 
 pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), CommandError> {
-    let Arguments {
-        job: JobArguments { file, flags },
-        restore,
-        options: arguments,
-    } = arguments;
-    let restored = restore.as_ref().map(PathBuf::from);
-    let brought = restored.as_ref().map(|run| run.join(run_dir::JOB));
-    let file = file.or_else(|| brought.filter(|job| job.is_file()));
-    let mut job = read_job(file.as_deref(), flags)?;
-    if let Some(run) = file.as_deref().and_then(Path::parent)
+    let restored = arguments.restore.as_ref().map(PathBuf::from);
+    match restored.filter(|run| run.join(run_dir::JOB).is_file()) {
+        Some(run) if arguments.job.file.is_none() => resume::go_on(&run, arguments, registry),
+        _ => {
+            let job = given_job(&arguments.job)?;
+            begin(job, arguments, registry)
+        }
+    }
+}
+
+/// Returns the job of the arguments. If its run directory is that of its file, it is the next one.
+fn given_job(arguments: &JobArguments) -> Result<Job, CommandError> {
+    let file = arguments.file.as_deref();
+    let mut job = read_job(file, arguments.flags.clone())?;
+    if let Some(run) = file.and_then(Path::parent)
         && job.run_dir.as_deref().is_some_and(|dir| are_same(dir, run))
     {
         // The run that goes on keeps its records.
         job.run_dir = Some(next_dir(run));
     }
+    Ok(job)
+}
+
+fn begin(job: Job, arguments: Arguments, registry: &Registry) -> Result<(), CommandError> {
+    let Arguments {
+        restore,
+        options: arguments,
+        ..
+    } = arguments;
     let devices = arguments.devices()?;
     check(&job, registry, &devices)?;
     let devices = devices.to_string();

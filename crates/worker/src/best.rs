@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use shared_proto::ids::RunNumber;
 use shared_proto::job::{Best, run_dir};
 
 use crate::model::Metrics;
@@ -20,6 +21,9 @@ pub(crate) struct Kept {
     value: f64,
     /// The pass over the data, from 1.
     epoch: u32,
+    /// The run. The record of another one counts for nothing: a directory may be used again.
+    #[serde(default)]
+    run: String,
 }
 
 impl Kept {
@@ -40,20 +44,22 @@ impl Kept {
         }
     }
 
-    /// Returns the record of an evaluation, if it is better than the one that is kept.
+    /// Returns the record of an evaluation of a pass over the data, if it is better than the one that is kept of its run.
     pub(crate) fn better(
         best: &Best,
         kept: Option<Self>,
-        data_epoch: u32,
+        (run, data_epoch): (RunNumber, u32),
         metrics: &Metrics,
     ) -> Option<Self> {
         let value = *metrics.get(&best.metric)?;
-        let kept = kept.filter(|kept| kept.metric == best.metric);
+        let run = format!("{:016x}", run.0);
+        let kept = kept.filter(|kept| kept.metric == best.metric && kept.run == run);
         let before = kept.map(|kept| kept.value);
         best.goal().is_better(value, before, 0.0).then(|| Self {
             metric: best.metric.clone(),
             value,
             epoch: data_epoch.saturating_add(1),
+            run,
         })
     }
 
@@ -113,7 +119,8 @@ mod tests {
         for (epoch, value) in [0.5, f64::NAN, 0.4, 0.6].into_iter().enumerate() {
             let metrics = Metrics::from([("accuracy".to_owned(), value)]);
             let before = Kept::read(dir.path()).unwrap();
-            if let Some(new) = Kept::better(&best, before, epoch as u32, &metrics) {
+            let pass = (RunNumber(7), epoch as u32);
+            if let Some(new) = Kept::better(&best, before, pass, &metrics) {
                 std::fs::write(Kept::weights_to_come(dir.path()), [new.epoch as u8]).unwrap();
                 new.keep(dir.path()).unwrap();
                 kept.push(new.epoch);
@@ -127,6 +134,13 @@ mod tests {
         // The record of another metric is not comparable.
         let loss = Metrics::from([("loss".to_owned(), 3.0)]);
         let before = Kept::read(dir.path()).unwrap();
-        assert!(Kept::better(&Best::default(), before, 0, &loss).is_some());
+        assert!(Kept::better(&Best::default(), before, (RunNumber(7), 0), &loss).is_some());
+        // Nor is that of an earlier run in the same directory.
+        let worse = Metrics::from([("accuracy".to_owned(), 0.1)]);
+        for (run, counts) in [(7, false), (8, true)] {
+            let before = Kept::read(dir.path()).unwrap();
+            let better = Kept::better(&best, before, (RunNumber(run), 0), &worse);
+            assert_eq!(better.is_some(), counts, "{run}");
+        }
     }
 }

@@ -216,7 +216,8 @@ impl Trainer<'_> {
             return Ok(None);
         };
         let kept = Kept::read(dir).map_err(ReplicaError::from)?;
-        let new = Kept::better(best, kept, data_epoch, metrics);
+        let pass = (self.membership.run, data_epoch);
+        let new = Kept::better(best, kept, pass, metrics);
         if new.is_some() {
             let path = Kept::weights_to_come(dir);
             self.strategy.save(path, self.replica).await?;

@@ -61,7 +61,8 @@ impl Verified {
     }
 }
 
-/// Verifies the checkpoint at a location, or all that have a manifest. Continues after damaged ones.
+/// Verifies the checkpoint at a location, or all that have a manifest. Continues after damaged ones. A job that runs may delete checkpoints
+/// meanwhile, which newer ones have replaced; these are left out.
 pub(super) async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandError> {
     let mut all = Vec::new();
     let (store, _) = resolve(location).await?;
@@ -106,6 +107,9 @@ pub(super) async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>,
                         .push(format!("{location} is damaged: {reason}"));
                 }
             }
+        }
+        if !verified.damages.is_empty() && store.is_deleted(found.number).await {
+            continue;
         }
         all.push(verified);
     }

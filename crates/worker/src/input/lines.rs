@@ -15,6 +15,9 @@ use super::table::{Numbers, Rows};
 /// The most bytes that are read at once to find the lines.
 const PIECE: u64 = 1 << 20;
 
+/// The bytes with which some editors begin a file of UTF-8. They are no part of its first line.
+const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
+
 /// Returns whether a line has a sample.
 pub(super) type IsSample = fn(&[u8]) -> bool;
 
@@ -90,7 +93,12 @@ impl Lines {
     /// Adds the chunks of a file.
     fn cut(&mut self, file: &DataFile, size: u64) -> Result<(), InputError> {
         let mut chunk = Vec::new();
-        let (mut start, mut read, mut line) = (0, 0, 1);
+        let mark = BYTE_ORDER_MARK.len() as u64;
+        let begin = match file.size() >= mark && file.read(0..mark)? == BYTE_ORDER_MARK {
+            true => mark,
+            false => 0,
+        };
+        let (mut start, mut read, mut line) = (begin, begin, 1);
         while read < file.size() {
             let end = file.size().min(read + size.clamp(1, PIECE));
             let searched = chunk.len();

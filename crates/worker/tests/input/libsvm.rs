@@ -36,6 +36,19 @@ fn rows_are_dense_and_two_labels_are_binary() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_the_first_line() {
+    let train = "\u{feff}-1 1:0.5\n+1 2:1\n";
+    let mut dataset = load_files(&[("x", train), ("x.t", "-1 2:4\n")], "").unwrap();
+    let labels = read(&mut dataset.training)
+        .target()
+        .unwrap()
+        .to_vec1::<f32>();
+    assert_eq!(labels.unwrap(), [0.0, 1.0]);
+    let nothing = load_files(&[("x", "\u{feff}"), ("x.t", "-1 2:4\n")], "").unwrap_err();
+    assert!(nothing.contains("there is no sample"), "{nothing}");
+}
+
+#[test]
 fn wide_samples_are_sparse_and_indices_may_begin_with_zero() {
     let train = "0 0:1 2000:2\n2 7:3\n1\n0 1:1\n0 1:1\n";
     let mut dataset = load_files(&[("x.train", train)], "").unwrap();

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use checkpoint::{SavedBlock, SavedValues, Watermark};
 use optimizer::VariableRule;
 use shared_proto::blocks::BlockId;
-use shared_proto::ids::{Clock, Generation, Origin, Sequence, Task, Version};
+use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::payload::Elements;
 use shared_proto::planted;
 use shared_proto::table::{SavedRows, TableSpec};
@@ -357,26 +357,14 @@ impl Block {
         })
     }
 
-    /// Holds a gradient for the commit of its step, in place of an earlier one of its sender, and of those of ended generations of the
-    /// same worker: they are no part of this step, or the sender would have none in it.
+    /// Holds a gradient for the commit of its step, in place of an earlier one of its sender.
     pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Values) -> Staging {
         self.take(from, self.version, view);
         let clock = from.clock;
-        let first = Task {
-            generation: Generation(0),
-            ..from.task
-        };
-        let ended: Vec<Task> = self
-            .staged
-            .range(first..from.task)
-            .map(|(task, _)| *task)
-            .collect();
-        let ended = ended.iter().filter_map(|task| self.staged.remove(task));
-        let of_ended: usize = ended.map(|staged| staged.gradient.bytes()).sum();
         let before = self.staged.insert(from.task, Staged { clock, gradient });
         Staging {
             is_first: before.as_ref().is_none_or(|before| before.clock != clock),
-            replaced_bytes: of_ended + before.map_or(0, |before| before.gradient.bytes()),
+            replaced_bytes: before.map_or(0, |before| before.gradient.bytes()),
         }
     }
 

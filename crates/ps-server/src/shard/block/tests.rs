@@ -245,21 +245,6 @@ fn a_gradient_is_the_first_of_its_step_once() {
 }
 
 #[test]
-fn a_worker_that_stages_drops_what_its_ended_generations_have_staged() {
-    let (mut block, view) = (block(&[0.0]), View::default());
-    let mut stage = |worker| block.stage(&from(worker, 5, 1), &view, gradient(&[1.0]));
-    stage(worker(1, 1));
-    for generation in 1..50 {
-        let staging = stage(worker(0, generation));
-        let replaced = usize::from(generation > 1) * size_of::<f32>();
-        assert!(staging.is_first);
-        assert_eq!(staging.replaced_bytes, replaced, "{generation}");
-    }
-    let staged: Vec<Task> = block.staged.keys().copied().collect();
-    assert_eq!(staged, [worker(0, 49), worker(1, 1)]);
-}
-
-#[test]
 fn a_newcomer_that_an_older_view_lacks_keeps_its_watermark() {
     let mut block = block(&[0.0]);
     let newer = View {
