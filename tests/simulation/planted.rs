@@ -1,6 +1,7 @@
 //! Tests of the checker: it must find each fault that is planted in one of the roles.
 
 use shared_proto::planted::{Fault, plant};
+use tests::say;
 
 use crate::world::World;
 use crate::{rings, told};
@@ -120,6 +121,12 @@ fn find_all(run: Run, faults: &[Fault], seeds: &[(Fault, u64)]) {
             let at_its_seed =
                 |(fault, seed): &(Fault, u64)| not_found(run, &[*fault], *seed..seed + 1);
             let moved: Vec<Fault> = seeds.iter().flat_map(at_its_seed).collect();
+            if !moved.is_empty() {
+                say(&format!(
+                    "{moved:?}: not found at their seeds. All seeds are tried, which takes minutes; correct the lists of {}.",
+                    file!()
+                ));
+            }
             not_found(run, &moved, 0..UNTIL_FOUND)
         }
     };
