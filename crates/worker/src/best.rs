@@ -64,22 +64,20 @@ impl Kept {
     }
 
     /// Returns the path of weights whose evaluation does not count yet.
-    pub(crate) fn weights_to_come(dir: &Path) -> PathBuf {
+    pub(crate) fn candidate(dir: &Path) -> PathBuf {
         dir.join(run_dir::BEST).with_extension("candidate")
     }
 
-    /// Replaces the best weights by those at [`Self::weights_to_come`], and their record by this one.
+    /// Replaces the best weights by those at [`Self::candidate`], and their record by this one.
     ///
     /// # Errors
     /// If a file cannot be written.
     pub(crate) fn keep(&self, dir: &Path) -> Result<(), VariablesError> {
         let path = dir.join(run_dir::BEST);
-        std::fs::rename(Self::weights_to_come(dir), &path).map_err(|source| {
-            VariablesError::File {
-                action: "written",
-                path,
-                source,
-            }
+        std::fs::rename(Self::candidate(dir), &path).map_err(|source| VariablesError::File {
+            action: "written",
+            path,
+            source,
         })?;
         self.write(dir)
     }
@@ -121,7 +119,7 @@ mod tests {
             let before = Kept::read(dir.path()).unwrap();
             let pass = (RunNumber(7), epoch as u32);
             if let Some(new) = Kept::better(&best, before, pass, &metrics) {
-                std::fs::write(Kept::weights_to_come(dir.path()), [new.epoch as u8]).unwrap();
+                std::fs::write(Kept::candidate(dir.path()), [new.epoch as u8]).unwrap();
                 new.keep(dir.path()).unwrap();
                 kept.push(new.epoch);
             }
@@ -129,7 +127,7 @@ mod tests {
         assert_eq!(kept, [1, 4]);
         let weights = std::fs::read(dir.path().join(run_dir::BEST)).unwrap();
         assert_eq!(weights, [4]);
-        assert!(!Kept::weights_to_come(dir.path()).exists());
+        assert!(!Kept::candidate(dir.path()).exists());
         assert_eq!(Kept::read(dir.path()).unwrap().unwrap().value, 0.6);
         // The record of another metric is not comparable.
         let loss = Metrics::from([("loss".to_owned(), 3.0)]);

@@ -219,7 +219,7 @@ impl Trainer<'_> {
         let pass = (self.membership.run, data_epoch);
         let new = Kept::better(best, kept, pass, metrics);
         if new.is_some() {
-            let path = Kept::weights_to_come(dir);
+            let path = Kept::candidate(dir);
             self.strategy.save(path, self.replica).await?;
         }
         Ok(new)

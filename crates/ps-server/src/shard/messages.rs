@@ -59,7 +59,7 @@ impl Shard {
                 let bytes = gradient.bytes() as f64;
                 let gradient = checks::own(gradient);
                 let staging = block.stage(&origin, view, gradient);
-                // Counted under the block's lock: a message that comes twice finds the block taken only once it counts.
+                // Under the block's lock, so that a copy of the message never finds a block taken that does not count yet.
                 if staging.is_first {
                     store.blocks.note_staged(origin.task, origin.clock);
                 }
