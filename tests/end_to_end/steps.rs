@@ -1,11 +1,17 @@
 //! Steps of sync mode and initial values, message by message, with workers that stop in between.
 
+use std::time::Duration;
+
+use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::ids::{Clock, Epoch, Role};
+use shared_proto::security::Security;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
+use shared_proto::wire::lease_work_reply::Work;
 use shared_proto::wire::server_message::Kind as Answer;
-use tests::Cluster;
 use tests::peer::{Peer, variable};
+use tests::{Cluster, eventually};
 
 use crate::program;
 
@@ -187,4 +193,70 @@ async fn a_dead_initialisers_successor_starts_over() {
                 origin: Some(first.origin.clone()),
             });
     assert_eq!(refused.await.unwrap_err().code(), tonic::Code::Aborted);
+}
+
+/// A server is replaced. The coordinator refuses a report of the map before, which has no reply, and the worker makes its next report by the
+/// new map before it knows that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_report_is_made_again_by_the_map_of_the_next_one() {
+    let job = SYNC.replace("sync", "async").replace("= 3.0", "= 60.0");
+    // Training begins with the only worker that asks for work.
+    let job = job.replace("workers = 2", "workers = 1");
+    let mut cluster = Cluster::start(program(), &job, 2);
+    let address = cluster.coordinator.address();
+    let variables = [variable("a", 3), variable("b", 3)];
+    let mut peer = Peer::join(&address, "x").await;
+    let registration = Registration {
+        role: Role::Worker,
+        identity: "y".to_owned(),
+        address: String::new(),
+        metrics_address: String::new(),
+        holding: None,
+        capacity_bytes: 0,
+    };
+    let coordinator = Coordinator::at(&address, Duration::from_secs(30), Security::default());
+    let worker = Membership::join(coordinator.unwrap(), registration).await;
+    let worker = worker.unwrap();
+    let map = peer.shard_map(&variables).await;
+    let registered = wire::RegisterVariablesRequest {
+        origin: Some(worker.next_origin().into()),
+        variables: variables.to_vec(),
+        training_samples: 1000,
+        evaluation_samples: 10,
+        ..Default::default()
+    };
+    let registered = worker.coordinator.register_variables(registered).await;
+    registered.unwrap();
+    peer.initialize(&map, 0.0).await;
+    // A server that is replaced begins with a checkpoint.
+    eventually(|| cluster.status()["checkpoint"]["number"].is_u64());
+
+    let split = loop {
+        let leased = worker.coordinator.lease_work(worker.next_origin(), None);
+        if let Some(Work::Split(split)) = leased.await.unwrap().work {
+            break split;
+        }
+    };
+    let mut reports = worker.step_reports();
+    let report = |step: u64, epoch| wire::FinishStepRequest {
+        origin: Some(worker.sender().next_origin(epoch, Clock(step)).into()),
+        split: split.id,
+        position: split.start + 4 * step,
+        steps: 1,
+        samples: 4,
+        pushes: step,
+        ..Default::default()
+    };
+    let before = map.epoch;
+    let reply = reports.report(report(1, before), true).await;
+    assert!(reply.unwrap().is_some());
+    cluster.ps[0].kill();
+    cluster.restart_ps(0);
+    eventually(|| cluster.status()["epoch"].as_u64() > Some(before.0));
+    let after = Epoch(cluster.status()["epoch"].as_u64().unwrap());
+    let reply = reports.report(report(2, before), false).await;
+    assert!(reply.unwrap().is_none(), "it is to have no reply");
+    let reply = reports.report(report(3, after), true).await;
+    assert_eq!(reply.unwrap().unwrap().epoch, after.0);
+    assert_eq!(cluster.status()["steps"], 3);
 }

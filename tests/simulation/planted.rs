@@ -34,7 +34,7 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::KeepsProgress, 2),
     (Fault::OlderCheckpoint, 1),
     (Fault::NeverReplaced, 12),
-    (Fault::EarlyManifest, 4),
+    (Fault::EarlyManifest, 5),
     (Fault::CheckpointLacksStep, 2),
     (Fault::StaleModel, 18),
     (Fault::SilentLosses, 6),

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use shared_proto::ids::Epoch;
 use shared_proto::planted;
 use shared_proto::wire;
 use tokio::sync::mpsc;
@@ -34,6 +35,8 @@ pub struct StepReports {
 }
 
 struct Open {
+    /// The epoch of all reports on this stream. So a refusal for an outdated epoch is for this one, whichever report it refuses.
+    epoch: Epoch,
     requests: mpsc::Sender<wire::FinishStepRequest>,
     replies: Streaming<wire::FinishStepReply>,
     /// The time of the last reply, if it says that replies may be left out.
@@ -101,10 +104,12 @@ impl StepReports {
         if self.by_calls.load(Relaxed) {
             return client.finish_step(request).await.map(answered);
         }
+        let epoch = epoch_of(&request);
         let open = self.open.lock().take();
+        let open = open.filter(|open| open.epoch == epoch || planted!(SharedReportStream));
         let opened = match open {
             Some(open) => Ok(open),
-            None => self.open(client.clone(), &request).await,
+            None => self.open(client.clone(), epoch).await,
         };
         let mut open = match opened {
             // Workers are upgraded before their coordinator.
@@ -138,22 +143,26 @@ impl StepReports {
             && self.unconfirmed.lock().len() < MOST_UNCONFIRMED
     }
 
-    /// Opens a stream, and repeats on it the reports that no reply has confirmed, in the epoch of the report that comes next.
-    async fn open(&self, client: Calls, next: &wire::FinishStepRequest) -> Result<Open, Status> {
-        let open = Open::on(client).await?;
+    /// Opens a stream for reports of an epoch, and repeats on it those that no reply has confirmed.
+    async fn open(&self, client: Calls, epoch: Epoch) -> Result<Open, Status> {
+        let open = Open::on(client, epoch).await?;
         if planted!(ForgottenReports) {
             self.unconfirmed.lock().clear();
         }
         let unconfirmed = self.unconfirmed.lock().clone();
         for mut request in unconfirmed {
-            if let (Some(origin), Some(next)) = (&mut request.origin, &next.origin) {
-                origin.epoch = next.epoch;
+            if let Some(origin) = &mut request.origin {
+                origin.epoch = epoch.0;
             }
             request.repeated = true;
             let _ = open.requests.send(request).await;
         }
         Ok(open)
     }
+}
+
+fn epoch_of(request: &wire::FinishStepRequest) -> Epoch {
+    Epoch(request.origin.as_ref().map_or(0, |origin| origin.epoch))
 }
 
 fn answered(reply: Response<wire::FinishStepReply>) -> Option<wire::FinishStepReply> {
@@ -165,11 +174,12 @@ fn has_ended() -> Status {
 }
 
 impl Open {
-    async fn on(mut client: Calls) -> Result<Self, Status> {
+    async fn on(mut client: Calls, epoch: Epoch) -> Result<Self, Status> {
         let (requests, stream) = mpsc::channel(1);
         let stream = ReceiverStream::new(stream);
         let replies = client.finish_steps(stream).await?.into_inner();
         Ok(Self {
+            epoch,
             requests,
             replies,
             replied: None,

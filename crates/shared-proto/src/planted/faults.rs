@@ -187,6 +187,8 @@ faults! {
         UnrenewedLease,
         /// A worker does not repeat the reports of steps that no reply has confirmed.
         ForgottenReports,
+        /// Reports of several epochs share a stream, so a refusal is taken for that of a later epoch's report.
+        SharedReportStream,
         /// A push names versions that arrived after its gradients were computed.
         LaterWeights,
     }
