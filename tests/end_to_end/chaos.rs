@@ -18,7 +18,8 @@ use crate::{data_set, program};
 
 const ROLES: [&str; 3] = ["coordinator", "ps-server", "worker"];
 
-/// The number of steps by which a job trains on after a kill before the next one. In bounded mode a worker leads by less.
+/// After each kill the job must finish this many more steps before the next kill. In bounded and sync mode, a worker alone cannot get so far
+/// ahead.
 const MORE_STEPS: u64 = 40;
 
 /// The default number of kills.
@@ -193,8 +194,7 @@ fn killed_again_and_again_the_job_finishes_as_well() {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         killed.push(victim.id);
         let at = Instant::now();
-        // Waits until another process has taken its place, and then until more steps are finished than a worker makes while another one has
-        // stopped.
+        // Waits until another process has replaced it, and then for more steps than one worker can finish while the other is stopped.
         let replaced = |run: &Run| {
             let processes = run.processes();
             let others = processes.iter().filter(|p| p.id != victim.id);

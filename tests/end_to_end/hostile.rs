@@ -235,13 +235,13 @@ async fn sessions_whose_callers_are_gone_end() {
         let (peer, address) = (scene.hostile.clone(), scene.map.shards[0].address.clone());
         tokio::spawn(async move { peer.try_open(&address, hello).await })
     };
-    // It is the first that would end by itself.
+    // This session is there first, so its wait would time out first.
+    let before = scene.sessions();
     let waits = open();
-    for _ in 0..50 {
-        let gone = open();
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        gone.abort();
-    }
+    tests::eventually(|| scene.sessions() > before);
+    let gone: Vec<_> = (0..50).map(|_| open()).collect();
+    tests::eventually(|| scene.sessions() >= 50.0);
+    gone.iter().for_each(tokio::task::JoinHandle::abort);
     tests::eventually(|| scene.sessions() < 4.0);
     assert!(!waits.is_finished(), "the sessions ended by themselves");
     waits.abort();

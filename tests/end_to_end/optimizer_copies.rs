@@ -48,7 +48,7 @@ fn shares_of_the_state_give_the_same_bits_as_all_of_it() {
             assert!(shared == whole, "{settings}: {copies} copies");
         }
     }
-    // A number of samples by which a number cannot be divided without rounding.
+    // Multiplying and dividing by 100 is not exact.
     let alone = |strategy| {
         trained_by(
             1,

@@ -22,7 +22,7 @@ fn planted_faults_are_found() {
 
     use shared_proto::planted::{Fault, VARIABLE};
 
-    const AT_A_TIME: usize = 3;
+    const AT_A_TIME: usize = 2;
     const FOUND_BY: &[(Fault, &str)] = &[
         (
             Fault::LateIsTaken,
@@ -82,7 +82,7 @@ fn planted_faults_are_found() {
         ),
         (
             Fault::SharedReportStream,
-            "steps::a_refused_report_is_made_again_by_the_map_of_the_next_one",
+            "steps::a_refused_report_is_repeated_in_the_epoch_of_the_next_one",
         ),
         (
             Fault::LaterWeights,

@@ -421,16 +421,26 @@ fn a_copy_of_a_run_goes_on_beside_the_copy() {
         files
     };
     let before = files(&run);
+    let restore = format!("--restore={copied}");
+    let itself = format!("--run-dir={copied}/../copy");
     for arguments in [
-        ["resume", copied],
-        ["train", &format!("--restore={copied}")],
+        &["resume", copied][..],
+        &["train", &restore],
+        &["train", &format!("{copied}/job.toml"), &restore],
+        &["resume", copied, &itself],
     ] {
         let more = ["--quiet", "--device", "cpu", "--steps", "40"];
-        let resumed = program().run(&[&arguments, &more[..]].concat());
+        let resumed = program().run(&[arguments, &more[..]].concat());
         assert!(resumed.status.success(), "{resumed:?}");
     }
+    // The records that are left tell that it is a run directory.
+    std::fs::remove_file(copy.join("coordinator.redb")).unwrap();
+    let job = format!("{copied}/job.toml");
+    let again = ["train", &job, &restore, "--quiet", "--device", "cpu"];
+    let resumed = program().run(&[&again[..], &["--steps", "40"]].concat());
+    assert!(resumed.status.success(), "{resumed:?}");
     assert!(files(&run) == before, "the original has changed");
-    for next in ["copy-2", "copy-3"] {
+    for next in ["copy-2", "copy-3", "copy-4", "copy-5", "copy-6"] {
         assert!(
             dir.path().join(next).join("summary.json").exists(),
             "{next}"

@@ -191,7 +191,7 @@ impl Store {
         }
     }
 
-    /// Returns whether a checkpoint that had a manifest has none any more. A manifest is deleted before the files that it names.
+    /// Returns whether the manifest of a checkpoint no longer exists. It is deleted before the checkpoint's files.
     pub async fn is_deleted(&self, number: u64) -> bool {
         let manifest = self.manifest(number).await;
         matches!(manifest, Err(CheckpointError::NotFound(_)))

@@ -212,7 +212,7 @@ impl<'a> Beside<'a> {
                 Ok(true) => continue,
                 Ok(false) if has_ended => return Ok(()),
                 Ok(false) => {}
-                // There is none yet, or it was deleted while it was read.
+                // There is none yet.
                 Err(CommandError::Checkpoint(CheckpointError::NotFound(why))) => {
                     if self.arguments.once || self.has_failed() {
                         return Err(CheckpointError::NotFound(why).into());
@@ -249,28 +249,29 @@ impl<'a> Beside<'a> {
 
     /// Evaluates the newest checkpoint. Returns whether there was a new one.
     async fn next(&mut self) -> Result<bool, CommandError> {
-        let (store, manifest) = load(&self.arguments.location).await?;
-        if self.run != manifest.run {
-            // Another run may have taken over the location.
-            self.run.clone_from(&manifest.run);
-            self.evaluator = None;
-            let record = self.record();
-            self.done = record.map_or(Ok(None), |record| last_of(&record, &manifest.run))?;
-        }
-        if self.done.is_some_and(|done| done >= manifest.number) {
-            return Ok(false);
-        }
-        let line = match self.evaluate(&store, &manifest).await {
-            Err(CommandError::Checkpoint(error))
-                if error.is_damaged() && store.is_deleted(manifest.number).await =>
-            {
-                return Err(CheckpointError::NotFound(error.to_string()).into());
+        loop {
+            let (store, manifest) = load(&self.arguments.location).await?;
+            if self.run != manifest.run {
+                // Another run may have taken over the location.
+                self.run.clone_from(&manifest.run);
+                self.evaluator = None;
+                let record = self.record();
+                self.done = record.map_or(Ok(None), |record| last_of(&record, &manifest.run))?;
             }
-            line => line?,
-        };
-        self.tell(&line)?;
-        self.done = Some(manifest.number);
-        Ok(true)
+            if self.done.is_some_and(|done| done >= manifest.number) {
+                return Ok(false);
+            }
+            let line = match self.evaluate(&store, &manifest).await {
+                // It was deleted while it was read, so there is a newer one.
+                Err(CommandError::Checkpoint(_)) if store.is_deleted(manifest.number).await => {
+                    continue;
+                }
+                line => line?,
+            };
+            self.tell(&line)?;
+            self.done = Some(manifest.number);
+            return Ok(true);
+        }
     }
 
     async fn evaluate(&mut self, store: &Store, manifest: &Manifest) -> Result<Line, CommandError> {

@@ -128,15 +128,23 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     }
 }
 
-/// Returns the job of the arguments. If its run directory is that of its file, it is the next one.
+/// Returns the job of the arguments. If its file is that of a run directory, the job gets a [directory beside it](resume::job_beside).
 fn given_job(arguments: &JobArguments) -> Result<Job, CommandError> {
     let file = arguments.file.as_deref();
+    let Some(folder) = file.and_then(resume::folder_of) else {
+        return Ok(read_job(file, arguments.flags.clone())?);
+    };
+    if resume::is_run(folder, file) {
+        return resume::job_beside(folder, &arguments.flags);
+    }
     let mut job = read_job(file, arguments.flags.clone())?;
-    if let Some(run) = file.and_then(Path::parent)
-        && job.run_dir.as_deref().is_some_and(|dir| are_same(dir, run))
+    if job
+        .run_dir
+        .as_deref()
+        .is_some_and(|dir| are_same(dir, folder))
     {
-        // The run that goes on keeps its records.
-        job.run_dir = Some(next_dir(run));
+        // The run would overwrite the file.
+        job.run_dir = Some(next_dir(folder));
     }
     Ok(job)
 }

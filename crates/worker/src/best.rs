@@ -1,18 +1,19 @@
 //! The record of the best evaluation, beside its weights in the run directory.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::RunNumber;
+use shared_proto::ids::{RunNumber, TaskId};
 use shared_proto::job::{Best, run_dir};
 
 use crate::model::Metrics;
 use crate::variables::VariablesError;
 
-/// The best evaluation of a run. Its weights are saved before the evaluation is reported, and get their name once it counts. The record is
-/// written after that. So if the worker dies in between, the weights are better than the record says, and the next evaluation that is
-/// better than the record replaces both.
+/// The best evaluation of a run. The worker saves the weights as a candidate before it reports the evaluation, and renames the file once the
+/// coordinator has counted it. The record is written after that. If the worker dies between the count and the rename, the earlier best weights
+/// stay. If it dies before the record is written, the weights are better than the record says, and the next evaluation that is better than
+/// the record replaces both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     /// The metric by which it is the best.
@@ -21,7 +22,7 @@ pub(crate) struct Kept {
     value: f64,
     /// The pass over the data, from 1.
     epoch: u32,
-    /// The run. The record of another one counts for nothing: a directory may be used again.
+    /// The id of the run. A record of another run is ignored, because a directory may be used again.
     #[serde(default)]
     run: String,
 }
@@ -63,38 +64,56 @@ impl Kept {
         })
     }
 
-    /// Returns the path of weights whose evaluation does not count yet.
-    pub(crate) fn candidate(dir: &Path) -> PathBuf {
-        dir.join(run_dir::BEST).with_extension("candidate")
+    /// Returns the candidate that a worker saves before its evaluation counts.
+    pub(crate) fn candidate(self, dir: &Path, worker: TaskId) -> Candidate {
+        // Workers may share the directory, and one whose lease has ended may not know of its successor.
+        let name = format!("candidate-{worker}");
+        Candidate {
+            path: dir.join(run_dir::BEST).with_extension(name),
+            record: self,
+        }
     }
+}
 
-    /// Replaces the best weights by those at [`Self::candidate`], and their record by this one.
+/// Weights that become the best ones once their evaluation counts. The file is removed when this is dropped before.
+pub(crate) struct Candidate {
+    /// The path of the weights.
+    pub(crate) path: PathBuf,
+    record: Kept,
+}
+
+impl Candidate {
+    /// Replaces the best weights and their record by these.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub(crate) fn keep(&self, dir: &Path) -> Result<(), VariablesError> {
-        let path = dir.join(run_dir::BEST);
-        std::fs::rename(Self::candidate(dir), &path).map_err(|source| VariablesError::File {
-            action: "written",
-            path,
-            source,
-        })?;
-        self.write(dir)
+    pub(crate) fn keep(self) -> Result<(), VariablesError> {
+        let (weights, record) = (run_dir::BEST, run_dir::BEST_RECORD);
+        self.replace(weights, || Ok(()))?;
+        // The weights have left the path, so it is free for the record.
+        let write = || std::fs::write(&self.path, serde_json::to_vec(&self.record)?);
+        self.replace(record, write)
     }
 
-    /// Writes the record. It appears whole or not at all.
-    fn write(&self, dir: &Path) -> Result<(), VariablesError> {
-        let path = place(dir);
-        let write = || {
-            let partial = path.with_extension("partial");
-            std::fs::write(&partial, serde_json::to_vec(self)?)?;
-            std::fs::rename(&partial, &path)
-        };
-        write().map_err(|source| VariablesError::File {
+    /// Writes the file of this path, then gives it a name beside it.
+    fn replace(
+        &self,
+        name: &str,
+        write: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), VariablesError> {
+        let path = self.path.with_file_name(name);
+        let renamed = write().and_then(|()| std::fs::rename(&self.path, &path));
+        renamed.map_err(|source| VariablesError::File {
             action: "written",
             path,
             source,
         })
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -104,7 +123,14 @@ fn place(dir: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use shared_proto::ids::Role;
+
     use super::*;
+
+    const WORKER: TaskId = TaskId {
+        role: Role::Worker,
+        index: 1,
+    };
 
     #[test]
     fn the_best_evaluation_is_kept_over_restarts() {
@@ -119,15 +145,23 @@ mod tests {
             let before = Kept::read(dir.path()).unwrap();
             let pass = (RunNumber(7), epoch as u32);
             if let Some(new) = Kept::better(&best, before, pass, &metrics) {
-                std::fs::write(Kept::candidate(dir.path()), [new.epoch as u8]).unwrap();
-                new.keep(dir.path()).unwrap();
-                kept.push(new.epoch);
+                let epoch = new.epoch;
+                let candidate = new.candidate(dir.path(), WORKER);
+                std::fs::write(&candidate.path, [epoch as u8]).unwrap();
+                candidate.keep().unwrap();
+                kept.push(epoch);
             }
         }
         assert_eq!(kept, [1, 4]);
         let weights = std::fs::read(dir.path().join(run_dir::BEST)).unwrap();
         assert_eq!(weights, [4]);
-        assert!(!Kept::candidate(dir.path()).exists());
+        // Another candidate does not come to count.
+        let not_counted = Kept::read(dir.path()).unwrap().unwrap();
+        let candidate = not_counted.candidate(dir.path(), WORKER);
+        std::fs::write(&candidate.path, [9]).unwrap();
+        drop(candidate);
+        let files = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(files, 2, "the weights and their record");
         assert_eq!(Kept::read(dir.path()).unwrap().unwrap().value, 0.6);
         // The record of another metric is not comparable.
         let loss = Metrics::from([("loss".to_owned(), 3.0)]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use collective::Exchange;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::{After, Again, Onward};
-use shared_proto::ids::Clock;
+use shared_proto::ids::{Clock, RunNumber};
 use shared_proto::job::Job;
 use shared_proto::network::Network;
 use tokio_util::sync::CancellationToken;
@@ -33,7 +33,7 @@ pub(crate) trait Replicas {
     /// Returns the replica for a job, an existing one if possible.
     async fn replica(&mut self, job: &Job) -> Result<Arc<Self::Replica>, WorkerError>;
 
-    /// Drops the replica that exists, because its job has ended.
+    /// Drops the replica that exists, because its run has ended.
     fn forget(&mut self);
 }
 
@@ -59,6 +59,8 @@ pub(crate) struct Member<R, J> {
     parts: Parts,
     counters: Counters,
     replicas: R,
+    /// The run of the newest membership.
+    run: Option<RunNumber>,
     /// Joins by the job's strategy.
     join: J,
 }
@@ -73,6 +75,7 @@ where
             parts,
             counters: Counters::new(),
             replicas,
+            run: None,
             join,
         }
     }
@@ -152,6 +155,10 @@ where
             let join = Membership::join_or_wait(coordinator, registration, || registered(true));
             let membership = place.insert(join.await?);
             registered(true);
+            if self.run.replace(membership.run) != Some(membership.run) {
+                // A run that begins anew may have the same job, but the values in the replica belong to the run before.
+                self.replicas.forget();
+            }
             let outcome = tokio::select! {
                 biased;
                 outcome = self.work_as(membership) => outcome,

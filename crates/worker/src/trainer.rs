@@ -12,7 +12,7 @@ use shared_proto::wire::lease_work_reply::Work;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use crate::best::Kept;
+use crate::best::{Candidate, Kept};
 use crate::counters::Counters;
 use crate::error::WorkerError;
 use crate::model::Metrics;
@@ -194,35 +194,33 @@ impl Trainer<'_> {
                 }
                 told => {
                     told?;
-                    return match (best, &self.job.run_dir) {
-                        (Some(best), Some(dir)) => {
-                            Ok(best.keep(dir).map_err(ReplicaError::from)?)
-                        }
-                        _ => Ok(()),
+                    return match best {
+                        Some(best) => Ok(best.keep().map_err(ReplicaError::from)?),
+                        None => Ok(()),
                     };
                 }
             }
         }
     }
 
-    /// Saves the evaluated weights, if they are better than the best ones that the run directory has, under a name of their own until
-    /// the evaluation counts. Returns their record.
+    /// Saves the evaluated weights as a candidate, if they are better than the best ones that the run directory has.
     async fn save_if_best(
         &mut self,
         data_epoch: u32,
         metrics: &Metrics,
-    ) -> Result<Option<Kept>, WorkerError> {
+    ) -> Result<Option<Candidate>, WorkerError> {
         let (Some(best), Some(dir)) = (&self.job.best, &self.job.run_dir) else {
             return Ok(None);
         };
         let kept = Kept::read(dir).map_err(ReplicaError::from)?;
         let pass = (self.membership.run, data_epoch);
-        let new = Kept::better(best, kept, pass, metrics);
-        if new.is_some() {
-            let path = Kept::candidate(dir);
-            self.strategy.save(path, self.replica).await?;
-        }
-        Ok(new)
+        let Some(new) = Kept::better(best, kept, pass, metrics) else {
+            return Ok(None);
+        };
+        let candidate = new.candidate(dir, self.membership.task.id);
+        let path = candidate.path.clone();
+        self.strategy.save(path, self.replica).await?;
+        Ok(Some(candidate))
     }
 
     /// Writes the evaluated weights as the job's model, and returns the file's SHA-256. Returns nothing for a job

@@ -172,15 +172,17 @@ impl Store {
 
     async fn remove_all(
         &self,
-        which: impl Iterator<Item = &Own>,
+        which: impl DoubleEndedIterator<Item = &Own>,
     ) -> Result<Vec<u64>, CheckpointError> {
         let mut removed = Vec::new();
-        for own in which {
+        // The newest first, so that no checkpoint with a manifest lacks a file that it builds on.
+        for own in which.rev() {
             self.files
                 .remove(&folder_name(own.number), &own.files)
                 .await?;
             removed.push(own.number);
         }
+        removed.reverse();
         Ok(removed)
     }
 }

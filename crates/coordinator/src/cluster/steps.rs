@@ -152,7 +152,8 @@ impl Cluster {
             && self.held_by(task).is_none()
             && (complete.is_some() || self.leases_no_more())
         {
-            // Others wait for the end of a data epoch, and of all data.
+            // Idle workers wait for the end of a data epoch or of all data. The end of any other split
+            // wakes none.
             self.leave_fast_path();
         }
         if self.sync() {

@@ -35,7 +35,8 @@ pub struct StepReports {
 }
 
 struct Open {
-    /// The epoch of all reports on this stream. So a refusal for an outdated epoch is for this one, whichever report it refuses.
+    /// The epoch of all reports on this stream. A refusal for an outdated epoch therefore always concerns this epoch, whichever report the
+    /// coordinator refused.
     epoch: Epoch,
     requests: mpsc::Sender<wire::FinishStepRequest>,
     replies: Streaming<wire::FinishStepReply>,

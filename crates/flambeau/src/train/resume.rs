@@ -9,14 +9,14 @@ use shared_proto::job::{Job, run_dir};
 use worker::registry::Registry;
 
 use super::outcome::next_dir;
-use super::{Options, begin};
+use super::{Options, are_same, begin};
 use crate::command::JobArguments;
 use crate::error::CommandError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// The run directory. The run that goes on has the same job, except for the flags, and a run directory of its own beside this one
-    /// unless --run-dir names one.
+    /// The run directory. The new run has the same job, except for the flags, and a run directory of its own: the next free one beside this
+    /// one, unless --run-dir names another.
     #[arg(value_name = "RUN_DIR")]
     run: PathBuf,
     #[command(flatten)]
@@ -42,19 +42,43 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     go_on(&run, arguments, registry)
 }
 
-/// Trains by the job of a run directory and the flags. Unless these name another run directory, it is the next one beside this one.
+/// Trains by the job of a run directory and the flags.
 pub(super) fn go_on(
     run: &Path,
     arguments: super::Arguments,
     registry: &Registry,
 ) -> Result<(), CommandError> {
-    let file = run.join(run_dir::JOB);
-    let mut job = read_job(Some(&file), arguments.job.flags.clone())?;
+    let job = job_beside(run, &arguments.job.flags)?;
+    begin(job, arguments, registry)
+}
+
+/// Returns the folder of a file.
+pub(super) fn folder_of(file: &Path) -> Option<&Path> {
+    let folder = file.parent()?;
+    Some(match folder.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => folder,
+    })
+}
+
+/// Returns whether a folder is a run directory, and the file its job.
+pub(super) fn is_run(folder: &Path, file: Option<&Path>) -> bool {
+    let has = |record: &str| folder.join(record).exists();
+    let has_records = has(run_dir::STATE) || has(run_dir::SUMMARY) && has(run_dir::METRICS);
+    has_records && file.is_some_and(|file| file.ends_with(run_dir::JOB))
+}
+
+/// Returns the job of a run directory, with the flags applied. Unless the flags name another directory than `run`, the new run gets the next
+/// free one beside it, so that `run` keeps its records.
+pub(super) fn job_beside(run: &Path, flags: &JobFlags) -> Result<Job, CommandError> {
+    let mut job = read_job(Some(&run.join(run_dir::JOB)), flags.clone())?;
     // The directory may be a copy, whose job names the original.
-    if job.run_dir == job_of(run)?.run_dir {
+    let is_named = flags.run_dir.is_some() || job.run_dir != job_of(run)?.run_dir;
+    let named = job.run_dir.as_deref().filter(|_| is_named);
+    if named.is_none_or(|named| are_same(named, run)) {
         job.run_dir = Some(next_dir(run));
     }
-    begin(job, arguments, registry)
+    Ok(job)
 }
 
 /// Reads the job of a run directory.

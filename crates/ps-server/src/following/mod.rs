@@ -105,7 +105,7 @@ impl Follower {
                 }
             };
             let membership = place.insert(membership);
-            // A run that begins anew has the same job, but nothing of the shard belongs to it.
+            // A run that begins anew may have the same job, but the shard belongs to the run before.
             if membership.job != self.shard.job || membership.run != self.run {
                 return Err(PsError::OtherRun);
             }

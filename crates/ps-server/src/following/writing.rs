@@ -32,7 +32,7 @@ impl Follower {
         let coordinator = registered.membership.coordinator.clone();
         let sender = registered.membership.sender();
         let mut views = registered.views.clone();
-        // Also dropped if the task is aborted before it begins.
+        // The snapshot also ends if the task is aborted before its first poll.
         let end = EndOnDrop(Arc::clone(&snapshot));
         async move {
             let _end = end;

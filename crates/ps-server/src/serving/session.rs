@@ -167,7 +167,7 @@ impl Session {
         let caught_up = tokio::select! {
             biased;
             caught_up = timeout(CATCH_UP, self.followed.wait_for(caught_up)) => caught_up,
-            // Nobody would read the answer, and a connection that is gone no longer counts towards the limits.
+            // Without this branch a session would outlive its connection, which no longer counts towards the limits.
             () = self.answers.closed() => return Err(SessionEnd::Gone),
         };
         if !matches!(caught_up, Ok(Ok(_))) {

@@ -20,17 +20,32 @@ use super::target::Target;
 pub(super) const FORM: u32 = 1;
 
 /// The parameters of a table's columns: means, deviations, edges of buckets, vocabularies, labels. Data of files or folders
-/// for each class has labels alone. They depend on the
-/// training samples alone, but for the labels, which are those of the whole file that is trained on. With the file that
-/// [`Self::save`] writes, later data is read in the same way.
+/// for each class has labels alone, LIBSVM files have labels and the range of their features. Parameters of columns depend on the
+/// training samples alone; labels are those of the whole file that is trained on. With the file that [`Self::save`] writes, later data
+/// is read in the same way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fitted {
     pub(super) form: u32,
     /// The inputs, in the order of the file.
     pub columns: Vec<FittedColumn>,
+    /// The features of LIBSVM files; none for other data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) features: Option<Features>,
     /// The meaning of the labels.
     pub target: Target,
+}
+
+/// How the features of LIBSVM files become inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Features {
+    /// The index of the first feature: 0 or 1.
+    pub(super) first: u32,
+    /// The number of features.
+    pub(super) width: u64,
+    /// True if inputs are indices and values instead of rows.
+    pub(super) sparse: bool,
 }
 
 /// A column that is read, and the transform of its cells.
@@ -95,6 +110,7 @@ impl Fitted {
         Self {
             form: FORM,
             columns: Vec::new(),
+            features: None,
             target,
         }
     }
@@ -202,6 +218,10 @@ impl Fitted {
                 "it has form {}, but this release reads {FORM}",
                 self.form
             ));
+        }
+        let in_range = |features: Features| features.first <= 1 && features.width > 0;
+        if !self.features.is_none_or(in_range) {
+            return Err("the first index or the number of its features is out of range".to_owned());
         }
         let mut names = HashSet::new();
         for FittedColumn { name, rule, .. } in &self.columns {

@@ -68,6 +68,7 @@ impl Fitting {
         Fitted {
             form: FORM,
             columns: self.columns.into_iter().map(column).collect(),
+            features: None,
             target,
         }
     }

@@ -4,7 +4,8 @@
 //! `.train`, has the samples that are held out; without it, a share of the training file is held out, chosen by the
 //! job's seed. Settings in `data.options`: `train` and `test` name the files in the folder; `width` is the number of
 //! features (by default, those up to the highest index of the training file); `sparse = true` hands out indices and values instead of rows,
-//! which is the default beyond 1,024 features.
+//! which is the default beyond 1,024 features. An evaluation and a prediction read files with the features and labels of the
+//! training.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,20 +15,23 @@ use super::column::{Column, Values};
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::files;
-use super::fitted::Fitted;
+use super::fitted::{Features, Fitted};
 use super::held_out::HeldOut;
 use super::lines::{Lines, Text, TextFiles};
 use super::memory::InMemory;
-use super::source::{DataSetup, Source};
+use super::source::{DataSetup, Purpose, Source};
 use super::table::Rows;
 use super::target::{Labels, Target};
 use super::texts::Texts;
 
 /// With more features than this, samples are sparse.
-const MOST_DENSE: usize = 1024;
+const MOST_DENSE: u64 = 1024;
 
 /// The most features: indices are 32-bit numbers.
 const MOST_FEATURES: u64 = u32::MAX as u64;
+
+/// The name of the target.
+const LABEL: &str = "label";
 
 /// The source `libsvm`.
 pub struct LibSvm;
@@ -58,18 +62,30 @@ impl Source for LibSvm {
                 "`data.options.width` is {width}, but must be at least 1 and at most {MOST_FEATURES}"
             )));
         }
-        let format = Features {
+        let sparse = setup.truth("sparse")?;
+        let mut files = Files {
+            training: cut(&parts.training)?,
+            evaluation: None,
+            place: &parts.place,
+        };
+        let known = match setup.purpose {
+            Purpose::Training => None,
+            Purpose::Evaluation(fitted) => Some(fitted),
+            Purpose::Prediction(fitted) => {
+                let decode = decode(fitted, |target, labels| {
+                    Ok(target.unknown(LABEL, labels.samples.len()))
+                })?;
+                return files.open_all(setup, decode, fitted);
+            }
+        };
+        files.evaluation = parts.evaluation.map(|path| cut(&[path])).transpose()?;
+        let format = Seen {
+            known: known.cloned(),
             width,
-            sparse: setup.truth("sparse")?,
+            sparse,
             labels: Labels::of(setup.settings.target, true),
             lowest: None,
             highest: None,
-        };
-        let evaluation = parts.evaluation.map(|path| cut(&[path])).transpose()?;
-        let files = Files {
-            training: cut(&parts.training)?,
-            evaluation,
-            place: &parts.place,
         };
         files.open(setup, HeldOut::Random, format)
     }
@@ -82,7 +98,9 @@ fn is_sample(line: &[u8]) -> bool {
 }
 
 /// The features and labels of all samples, as they pass by.
-struct Features {
+struct Seen {
+    /// What they were in training, if this is not one.
+    known: Option<Fitted>,
     /// The number of features, if the job gives it.
     width: Option<u64>,
     /// Whether samples are sparse, if the job says it.
@@ -95,8 +113,12 @@ struct Features {
     highest: Option<u32>,
 }
 
-impl Format for Features {
+impl Format for Seen {
     type Parsed = Samples;
+
+    fn learns(&self) -> bool {
+        self.known.is_none()
+    }
 
     fn learn(&mut self, samples: &Samples, subset: Subset) -> Result<(), InputError> {
         let lowest = samples.indices.iter().min().copied();
@@ -109,27 +131,45 @@ impl Format for Features {
     }
 
     fn finish(self) -> Result<(Decode<Samples>, Option<Fitted>), InputError> {
-        let target = self.labels.target()?;
-        let first = u32::from(self.lowest != Some(0));
-        let highest = self.highest.unwrap_or(first);
-        let found = u64::from(highest) + 1 - u64::from(first);
-        let width = self.width.unwrap_or(found) as usize;
-        let columns = Columns {
-            first,
-            width,
-            sparse: self.sparse.unwrap_or(width > MOST_DENSE),
+        let fitted = match self.known {
+            Some(fitted) => fitted,
+            None => {
+                let first = u32::from(self.lowest != Some(0));
+                let highest = self.highest.unwrap_or(first);
+                let found = u64::from(highest) + 1 - u64::from(first);
+                let width = self.width.unwrap_or(found);
+                let features = Features {
+                    first,
+                    width,
+                    sparse: self.sparse.unwrap_or(width > MOST_DENSE),
+                };
+                Fitted {
+                    features: Some(features),
+                    ..Fitted::of_target(self.labels.target()?)
+                }
+            }
         };
-        let decode = move |samples: Samples| samples.columns(&columns, &target);
-        Ok((Arc::new(decode), None))
+        let decode = decode(&fitted, |target, labels| target.column(LABEL, labels))?;
+        Ok((decode, Some(fitted)))
     }
 }
 
-/// How features become columns.
-struct Columns {
-    /// The index of the first feature.
-    first: u32,
-    width: usize,
-    sparse: bool,
+/// Returns the column of a target.
+type ReadLabels = fn(&Target, &Texts) -> Result<Column, InputError>;
+
+/// Returns how samples are decoded, with the features and labels of the training.
+fn decode(fitted: &Fitted, read_labels: ReadLabels) -> Result<Decode<Samples>, InputError> {
+    let Some(features) = fitted.features else {
+        return Err(InputError::Invalid(
+            "the training had no LIBSVM files; name the run directory that belongs to this data, or train again".to_owned(),
+        ));
+    };
+    let target = fitted.target.clone();
+    Ok(Arc::new(move |samples: Samples| {
+        let inputs = samples.inputs(features)?;
+        let labels = read_labels(&target, &samples.labels)?;
+        InMemory::new(vec![inputs], vec![labels])
+    }))
 }
 
 /// Samples as a file has them.
@@ -197,8 +237,12 @@ impl Samples {
         Ok(())
     }
 
-    fn columns(&self, columns: &Columns, target: &Target) -> Result<InMemory, InputError> {
-        let (first, width) = (columns.first, columns.width);
+    /// Returns the features as inputs.
+    ///
+    /// # Errors
+    /// Names the first index that is out of range.
+    fn inputs(&self, features: Features) -> Result<Column, InputError> {
+        let (first, width) = (features.first, features.width as usize);
         let place = |index: u32| index.checked_sub(first).map(|i| i as usize);
         for (sample, row) in self.offsets.windows(2).enumerate() {
             let mut indices = self.indices[row[0]..row[1]].iter();
@@ -209,7 +253,7 @@ impl Samples {
                 )));
             }
         }
-        let features = if columns.sparse {
+        Ok(if features.sparse {
             let indices = self.indices.iter().map(|index| index - first).collect();
             let values = Some(self.values.clone());
             let offsets = self.offsets.clone();
@@ -228,8 +272,6 @@ impl Samples {
                 }
             }
             Column::numbers("features", vec![width], rows)
-        };
-        let target = target.column("label", &self.labels)?;
-        InMemory::new(vec![features], vec![target])
+        })
     }
 }

@@ -94,15 +94,15 @@ impl Lines {
     fn cut(&mut self, file: &DataFile, size: u64) -> Result<(), InputError> {
         let mut chunk = Vec::new();
         let mark = BYTE_ORDER_MARK.len() as u64;
-        let begin = match file.size() >= mark && file.read(0..mark)? == BYTE_ORDER_MARK {
-            true => mark,
-            false => 0,
-        };
-        let (mut start, mut read, mut line) = (begin, begin, 1);
+        let (mut start, mut read, mut line) = (0, 0, 1);
         while read < file.size() {
-            let end = file.size().min(read + size.clamp(1, PIECE));
+            let end = file.size().min(read + size.clamp(mark, PIECE));
             let searched = chunk.len();
             chunk.extend(file.read(read..end)?);
+            if read == 0 && chunk.starts_with(&BYTE_ORDER_MARK) {
+                chunk.drain(..BYTE_ORDER_MARK.len());
+                start = mark;
+            }
             read = end;
             let whole = match read == file.size() {
                 true => Some(chunk.len()),

@@ -1,6 +1,7 @@
 //! LIBSVM files: dense and sparse features, targets, and what is refused.
 
 use super::*;
+use flambeau_worker::input::Fitted;
 use flambeau_worker::model::Feature;
 
 fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> {
@@ -145,4 +146,37 @@ fn the_real_a9a_has_its_counts() {
     };
     assert_eq!(positives(&mut dataset.training), 7_841.0);
     assert_eq!(positives(&mut dataset.evaluation), 3_846.0);
+}
+
+/// Opens a file for a purpose.
+fn open(content: &str, purpose: Purpose) -> Result<Dataset, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x");
+    std::fs::write(&file, content).unwrap();
+    let opened = Registry::builtin().open(&data("libsvm", &file), 1, purpose);
+    opened.map_err(|error| error.to_string())
+}
+
+#[test]
+fn later_files_are_read_with_the_features_and_labels_of_the_training() {
+    let trained = open("3 0:1 2:2\n5 1:1\n7 1:3\n3 0:2\n5 2:1\n", Purpose::Training).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("transforms.json");
+    trained.transforms.unwrap().save(&path).unwrap();
+    let fitted = Fitted::load(&path).unwrap();
+    // Neither file has index 0, and the first one has one label of three.
+    let mut evaluated = open("5 1:4\n5 1:4\n", Purpose::Evaluation(&fitted)).unwrap();
+    let batch = read(&mut evaluated.evaluation);
+    let rows = batch.input().unwrap().to_vec2::<f32>().unwrap();
+    assert_eq!(rows, [[0.0, 4.0, 0.0]]);
+    assert_eq!(batch.target().unwrap().to_vec1::<u32>().unwrap(), [5]);
+    let mut predicted = open("? 1:4\n? 2:6\n", Purpose::Prediction(&fitted)).unwrap();
+    let batch = read(&mut predicted.evaluation);
+    let rows = batch.input().unwrap().to_vec2::<f32>().unwrap();
+    assert_eq!(rows, [[0.0, 4.0, 0.0], [0.0, 0.0, 6.0]]);
+
+    let beyond = open("3 1:4\n3 3:4\n", Purpose::Evaluation(&fitted)).err();
+    assert_says(&beyond.unwrap(), &["index 3", "3 features from 0 on"]);
+    let unknown = open("4 1:4\n3 1:4\n", Purpose::Evaluation(&fitted)).err();
+    assert_says(&unknown.unwrap(), &["\"4\" does not occur"]);
 }

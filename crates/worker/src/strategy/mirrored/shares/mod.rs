@@ -164,7 +164,8 @@ impl Ring {
         Ok(taken)
     }
 
-    /// Makes a step: `memory` has this member's gradient times its samples. Returns the memory.
+    /// Makes a step: `memory` has this member's gradient times its samples, or the gradient alone if it is the only member. Returns the
+    /// memory.
     pub(super) async fn make_step(
         &self,
         shares: &Shares,
