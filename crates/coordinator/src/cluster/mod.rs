@@ -366,6 +366,9 @@ impl Cluster {
         }
         if self.has_ring() {
             self.durable.ring.end(next);
+            // Its source may be gone. If the next ring begins with a checkpoint as well, its own source loads it.
+            let part = self.part_of_ring();
+            self.durable.checkpoints.loading.remove(&part);
         }
         if self.has_ring() && self.map().is_some() && self.saving.at_work() {
             // Servers write a checkpoint in one epoch. The next ring begins with another.

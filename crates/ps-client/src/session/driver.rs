@@ -218,11 +218,11 @@ impl Driver {
             Some(ServerKind::Refused(refused)) => {
                 let refusal = Refusal::new(refused.reason(), refused.message);
                 match refusal.reason {
-                    Reason::NotInitialized => self.ask_again_later(refused.sequence),
                     // The next stream sends it again, to the server of the newer map.
                     Reason::StaleEpoch => return Err(StreamEnd::Outdated(refusal.message)),
                     // Only questions about outcomes have no number. The next stream asks again.
                     _ if refused.sequence == 0 => return Err(StreamEnd::Broken(refusal.message)),
+                    Reason::NotInitialized => self.ask_again_later(refused.sequence),
                     _ => self.resolve(refused.sequence, Err(refusal.into()))?,
                 }
             }
@@ -238,14 +238,19 @@ impl Driver {
     fn ask_again_later(&self, sequence: u64) {
         let state = Arc::clone(&self.state);
         tokio::spawn(async move {
-            sleep(NOT_YET).await;
-            let (message, outgoing) = {
-                let state = state.lock();
-                let request = state.in_flight.get(&sequence);
-                (request.map(|r| r.message.clone()), state.outgoing.clone())
-            };
-            if let (Some(message), Some((epoch, outgoing))) = (message, outgoing) {
-                let _ = outgoing.send(Ok(encode(message, epoch))).await;
+            loop {
+                sleep(NOT_YET).await;
+                let (message, outgoing) = {
+                    let state = state.lock();
+                    let request = state.in_flight.get(&sequence);
+                    (request.map(|r| r.message.clone()), state.outgoing.clone())
+                };
+                let Some(message) = message else { return };
+                // Without an open stream, the next one may have passed this request already.
+                if let Some((epoch, outgoing)) = outgoing {
+                    let _ = outgoing.send(Ok(encode(message, epoch))).await;
+                    return;
+                }
             }
         });
     }

@@ -191,6 +191,22 @@ fn a_checkpoint_that_cannot_be_loaded_gives_way_to_an_earlier_one() {
     rings.finish();
 }
 
+/// The ring waits for a worker that has stopped, and the one that was loading the values is gone.
+#[test]
+fn a_worker_that_does_not_join_is_evicted_though_the_loader_has_died() {
+    let mut rings = Rings::with_checkpoints(2);
+    rings.replace_all(2);
+    let ring = rings.form();
+    rings.kill(ring.source as usize);
+    let stopped = rings.workers[0].task;
+    let newcomer = rings.start();
+    rings.ask(newcomer, None).unwrap();
+    let newcomer = rings.workers[newcomer].task;
+    rings.scene.pass(62, &[stopped, newcomer]);
+    let alive = |task: Task| rings.scene.cluster.member(task.id).unwrap().alive;
+    assert_eq!((alive(stopped), alive(newcomer)), (false, true));
+}
+
 #[test]
 fn a_coordinator_resumes_while_a_worker_loads_the_values() {
     let mut rings = Rings::with_checkpoints(2);
