@@ -78,7 +78,7 @@ pub(super) fn tell_waits<const PARTS: usize>(
             let report = Report::Wait(wire::WaitReport {
                 on: on.into_iter().map(Into::into).collect(),
             });
-            // Nothing depends on this report.
+            // It is not repeated if it fails. The status shows it, and the time-out for stalled members of a ring excuses those that wait.
             let _ = coordinator.report(sender.next_origin_here(), report).await;
         }
     };
