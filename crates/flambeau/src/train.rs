@@ -134,7 +134,7 @@ fn given_job(arguments: &JobArguments) -> Result<Job, CommandError> {
     let Some(folder) = file.and_then(resume::folder_of) else {
         return Ok(read_job(file, arguments.flags.clone())?);
     };
-    if resume::is_run(folder, file) {
+    if file.is_some_and(|file| resume::is_job_of_run(file, folder)) {
         return resume::job_beside(folder, &arguments.flags);
     }
     let mut job = read_job(file, arguments.flags.clone())?;

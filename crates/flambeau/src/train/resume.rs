@@ -61,11 +61,11 @@ pub(super) fn folder_of(file: &Path) -> Option<&Path> {
     })
 }
 
-/// Returns whether a folder is a run directory, and the file its job.
-pub(super) fn is_run(folder: &Path, file: Option<&Path>) -> bool {
+/// Returns whether a folder is a run directory, and a file in it the run's job.
+pub(super) fn is_job_of_run(file: &Path, folder: &Path) -> bool {
     let has = |record: &str| folder.join(record).exists();
     let has_records = has(run_dir::STATE) || has(run_dir::SUMMARY) && has(run_dir::METRICS);
-    has_records && file.is_some_and(|file| file.ends_with(run_dir::JOB))
+    has_records && file.ends_with(run_dir::JOB)
 }
 
 /// Returns the job of a run directory, with the flags applied. Unless the flags name another directory than `run`, the new run gets the next
