@@ -226,8 +226,16 @@ async fn a_worker_has_one_session_and_a_connection_few_streams() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_whose_callers_are_gone_end() {
     let mut scene = Scene::new().await;
+    // On a busy machine the sessions may begin so slowly that the first one times out.
+    let ended = (0..5).any(|_| the_session_of_an_aborted_call_ends_first(&scene));
+    assert!(ended, "the sessions ended by themselves");
+    scene.is_well(1).await;
+}
+
+/// Opens a session, and a second one whose caller goes away. Both wait for a view that is still far away. Returns
+/// whether the second one has ended before the first one timed out.
+fn the_session_of_an_aborted_call_ends_first(scene: &Scene) -> bool {
     let open = || {
-        // It waits for a view that is still far away.
         let hello = wire::Hello {
             view: u64::MAX,
             ..scene.hostile.hello()
@@ -235,15 +243,16 @@ async fn sessions_whose_callers_are_gone_end() {
         let (peer, address) = (scene.hostile.clone(), scene.map.shards[0].address.clone());
         tokio::spawn(async move { peer.try_open(&address, hello).await })
     };
-    // This session is there first, so its wait would time out first.
-    let before = scene.sessions();
+    tests::eventually(|| scene.sessions() < 1.0);
     let waits = open();
-    tests::eventually(|| scene.sessions() > before);
-    let gone: Vec<_> = (0..50).map(|_| open()).collect();
-    tests::eventually(|| scene.sessions() >= 50.0);
-    gone.iter().for_each(tokio::task::JoinHandle::abort);
-    tests::eventually(|| scene.sessions() < 4.0);
-    assert!(!waits.is_finished(), "the sessions ended by themselves");
+    tests::eventually(|| scene.sessions() >= 1.0 || waits.is_finished());
+    let gone = open();
+    tests::eventually(|| scene.sessions() >= 2.0 || waits.is_finished());
+    gone.abort();
+    tests::eventually(|| scene.sessions() < 2.0);
+    // The end of a session reaches its caller a moment after the server has counted it.
+    std::thread::sleep(Duration::from_millis(100));
+    let first = !waits.is_finished();
     waits.abort();
-    scene.is_well(1).await;
+    first
 }
