@@ -22,7 +22,6 @@ fn planted_faults_are_found() {
 
     use shared_proto::planted::{Fault, VARIABLE};
 
-    const AT_A_TIME: usize = 2;
     const FOUND_BY: &[(Fault, &str)] = &[
         (
             Fault::LateIsTaken,
@@ -102,7 +101,8 @@ fn planted_faults_are_found() {
         let line = said.lines().find(|line| line.starts_with("test result"));
         line.unwrap_or_default().to_owned()
     };
-    // Many of these tests wait for leases to end, so several run at a time.
+    // Most of these tests wait for leases to end, so two run at a time for each core.
+    let at_a_time = 2 * std::thread::available_parallelism().unwrap().get();
     let (next, missed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some((fault, test)) = FOUND_BY.get(next.fetch_add(1, Relaxed)) {
@@ -115,7 +115,7 @@ fn planted_faults_are_found() {
             println!("{fault:?}: {test}");
         }
     };
-    std::thread::scope(|scope| (0..AT_A_TIME).for_each(|_| drop(scope.spawn(work))));
+    std::thread::scope(|scope| (0..at_a_time).for_each(|_| drop(scope.spawn(work))));
     let missed = missed.into_inner().unwrap();
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

@@ -129,7 +129,7 @@ fn three_slow_workers() -> Cluster {
 
 #[test]
 fn the_status_names_a_worker_that_holds_up_the_ring() {
-    let cluster = three_slow_workers();
+    let mut cluster = three_slow_workers();
     assert_eq!(cluster.status()["strategy"], "multi-worker-mirrored");
     let process = Pid::from_raw(cluster.workers[1].process() as i32).unwrap();
     kill_process(process, Signal::STOP).unwrap();
@@ -146,6 +146,15 @@ fn the_status_names_a_worker_that_holds_up_the_ring() {
     let text = String::from_utf8(text.stdout).unwrap();
     let said = format!("the others have waited for {task} for ");
     assert!(text.contains(&said), "{text}");
+    // Workers report a wait that goes on again, so a coordinator that has restarted knows it before it gives the worker up.
+    cluster.coordinator.kill();
+    cluster.restart_coordinator();
+    let found_again = || {
+        waited_for(&cluster.status())
+            .into_iter()
+            .map(|(rank, ..)| rank)
+    };
+    eventually(|| found_again().eq([*slow_rank]));
     kill_process(process, Signal::CONT).unwrap();
     eventually(|| waited_for(&cluster.status()).is_empty());
     cluster.finish();

@@ -308,7 +308,7 @@ impl Reports {
                 }
                 Err(MembershipError::Outdated(_)) => {
                     let newer = self.sender.must_move_beyond(origin.epoch);
-                    self.reconciled.reaches(newer).await?;
+                    self.reconciled.await_epoch(newer).await?;
                 }
                 Err(error) => return Err(error.into()),
             }

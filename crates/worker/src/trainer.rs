@@ -190,11 +190,11 @@ impl Trainer<'_> {
             match self.report_evaluation(epoch, report).await {
                 Err(MembershipError::Outdated(_)) => {
                     let newer = self.membership.sender().must_move_beyond(epoch);
-                    self.strategy.reconciled().reaches(newer).await?;
+                    self.strategy.reconciled().await_epoch(newer).await?;
                 }
-                told => {
-                    told?;
-                    return match best {
+                counts => {
+                    let counts = counts?;
+                    return match best.filter(|_| counts) {
                         Some(best) => Ok(best.keep().map_err(ReplicaError::from)?),
                         None => Ok(()),
                     };
@@ -240,11 +240,11 @@ impl Trainer<'_> {
         &self,
         epoch: Epoch,
         report: wire::EvaluationReport,
-    ) -> Result<(), MembershipError> {
+    ) -> Result<bool, MembershipError> {
         let mut origin = self.membership.next_origin();
         origin.epoch = epoch;
-        let report = wire::report_request::Report::Evaluation(report);
-        self.membership.coordinator.report(origin, report).await
+        let coordinator = &self.membership.coordinator;
+        coordinator.report_evaluation(origin, report).await
     }
 }
 

@@ -39,13 +39,13 @@ pub(crate) fn read_data(request: &wire::RegisterVariablesRequest) -> Result<Work
     })
 }
 
-/// Takes a report of a member.
+/// Takes a report of a member. Returns false for an evaluation that does not count.
 pub(crate) fn take_report(
     cluster: &mut Cluster,
     now: Instant,
     origin: &Origin,
     report: Option<wire::report_request::Report>,
-) -> Result<(), Refusal> {
+) -> Result<bool, Refusal> {
     use wire::report_request::Report;
     let task = origin.task;
     let role = task.id.role;
@@ -65,7 +65,7 @@ pub(crate) fn take_report(
         Some(Report::Shard(report)) => cluster.report_shard(now, task, report),
         Some(Report::Evaluation(report)) => {
             check_metrics(&report)?;
-            cluster.evaluated(now, origin, report)?;
+            return cluster.evaluated(now, origin, report);
         }
         Some(Report::Wait(report)) => cluster.waiting(now, task, report.on),
         Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),
@@ -76,7 +76,7 @@ pub(crate) fn take_report(
             return Err(Refusal::new(Reason::Malformed, empty));
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Work {

@@ -342,13 +342,14 @@ impl Coordinator for Service {
     async fn report(&self, request: Request<wire::ReportRequest>) -> Answer<wire::ReportReply> {
         let (_, extensions, request) = request.into_parts();
         let wire::ReportRequest { origin, mut report } = request;
-        self.ask_as(
-            CallOrigin::new(&origin, &extensions, "Report"),
-            |cluster, now, origin| take_report(cluster, now, origin, report.take()),
-        )
-        .await?;
+        let from = CallOrigin::new(&origin, &extensions, "Report");
+        let take = |cluster: &mut Cluster, now, origin: &Origin| {
+            take_report(cluster, now, origin, report.take())
+        };
+        let counts = self.ask_as(from, take).await?;
         Ok(Response::new(wire::ReportReply {
             epoch: self.epoch()?,
+            not_counted: !counts,
         }))
     }
 

@@ -164,7 +164,7 @@ impl From<SavedEvaluation> for wire::EvaluationReport {
 }
 
 impl Cluster {
-    /// Takes an evaluation's result; the last one ends the job.
+    /// Takes an evaluation's result; the last one ends the job. Returns whether the evaluation counts, now or since it was reported before.
     ///
     /// # Errors
     /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
@@ -175,7 +175,7 @@ impl Cluster {
         now: Instant,
         origin: &Origin,
         report: wire::EvaluationReport,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let (task, data_epoch) = (origin.task, report.data_epoch);
         let at_work = self.durable.evaluations.at_work;
         let is_held = at_work.is_some_and(|e| e.task == task && e.data_epoch == data_epoch);
@@ -183,7 +183,7 @@ impl Cluster {
         let is_new = is_held && (self.job.run_dir.is_none() || !report.model_sha256.is_empty());
         let is_known = self.durable.evaluations.reported == Some((data_epoch, task));
         if self.ended() || is_known && !is_new {
-            return Ok(());
+            return Ok(is_known);
         }
         if !self.has_ring() {
             self.check_epoch(origin)?;
@@ -191,7 +191,7 @@ impl Cluster {
             // The rows may be of another epoch. Without servers, the weights of a step are the same in each ring.
             self.durable.evaluations.release(task);
             self.must_persist();
-            return Ok(());
+            return Ok(false);
         }
         if !report.metrics.contains_key("loss") {
             return Err(Refusal::new(
@@ -221,7 +221,7 @@ impl Cluster {
         }
         if let Some(missing) = self.missing_metric(&report) {
             self.fail(now, missing);
-            return Ok(());
+            return Ok(false);
         }
         self.durable.evaluations.at_work = None;
         self.records.push_back(Record::Evaluation {
@@ -260,7 +260,7 @@ impl Cluster {
         if self.in_lock_step() {
             self.plan_step(now);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Returns the error for a job that monitors a metric that its evaluations do not have.

@@ -213,11 +213,21 @@ impl Scene {
         self.cluster.live(Role::Ps).next().unwrap().task
     }
 
+    /// Reports an evaluation.
     fn report(
         &mut self,
         task: Task,
         data_epoch: u32,
     ) -> Result<(), shared_proto::refusal::Refusal> {
+        self.report_counts(task, data_epoch).map(drop)
+    }
+
+    /// Reports an evaluation. Returns whether it counts.
+    fn report_counts(
+        &mut self,
+        task: Task,
+        data_epoch: u32,
+    ) -> Result<bool, shared_proto::refusal::Refusal> {
         let report = wire::EvaluationReport {
             data_epoch,
             metrics: [("loss".to_owned(), 0.5)].into(),

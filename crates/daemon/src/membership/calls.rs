@@ -99,12 +99,34 @@ impl Coordinator {
         origin: Origin,
         report: wire::report_request::Report,
     ) -> Result<(), MembershipError> {
+        self.send_report(origin, report).await.map(drop)
+    }
+
+    /// Reports an evaluation. Returns false if it does not count, because the job has ended or the ring has changed since.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn report_evaluation(
+        &self,
+        origin: Origin,
+        report: wire::EvaluationReport,
+    ) -> Result<bool, MembershipError> {
+        let report = wire::report_request::Report::Evaluation(report);
+        let reply = self.send_report(origin, report).await?;
+        Ok(!reply.not_counted)
+    }
+
+    async fn send_report(
+        &self,
+        origin: Origin,
+        report: wire::report_request::Report,
+    ) -> Result<wire::ReportReply, MembershipError> {
         let request = wire::ReportRequest {
             origin: Some(origin.into()),
             report: Some(report),
         };
         let call = |mut client: Calls, request| async move { client.report(request).await };
-        self.send(request, call).await.map(drop)
+        self.send(request, call).await
     }
 
     /// Ends a job early: the workers finish their data first.

@@ -90,7 +90,7 @@ impl Lease {
     }
 
     /// Returns the length that the coordinator has set; [`Duration::MAX`] for a lease that never ends.
-    pub(super) fn length(&self) -> Duration {
+    pub fn length(&self) -> Duration {
         self.0.as_ref().map_or(Duration::MAX, |term| term.length)
     }
 }

@@ -13,11 +13,15 @@ use shared_proto::job::Job;
 use shared_proto::network::Network;
 use shared_proto::step::Gradients;
 use shared_proto::wire;
+use tokio::time::{Instant, timeout};
 
 use super::error::StrategyError;
 use super::stores::Stores;
 use crate::model::Metrics;
 use crate::replica::{Computed, Positions, Prepared, Replica, Step};
+
+/// The time between two warnings of a wait for a newer epoch.
+const WARN_EVERY: Duration = Duration::from_secs(30);
 
 /// A registered worker that joins a cluster by a strategy.
 #[derive(Clone, Copy, Debug)]
@@ -179,4 +183,21 @@ pub trait Reconciled: Send {
 
     /// Waits until the strategy has reconciled in this epoch or a later one.
     async fn reaches(&mut self, epoch: Epoch) -> Result<(), StrategyError>;
+
+    /// As [`reaches`](Self::reaches). Logs a warning for each half minute of the wait.
+    async fn await_epoch(&mut self, epoch: Epoch) -> Result<(), StrategyError> {
+        let begin = Instant::now();
+        loop {
+            if let Ok(reached) = timeout(WARN_EVERY, self.reaches(epoch)).await {
+                return reached;
+            }
+            let (seconds, now) = (begin.elapsed().as_secs(), self.epoch().0);
+            tracing::warn!(
+                seconds,
+                epoch = now,
+                awaited = epoch.0,
+                "still waiting for the values of a newer epoch"
+            );
+        }
+    }
 }

@@ -9,7 +9,11 @@ use shared_proto::ids::{Task, names};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// The number of reports in one lease of a wait that goes on. A coordinator that has restarted learns of the wait from the next one.
+const REPORTS_PER_LEASE: u32 = 4;
 
 /// The tasks that a part of a strategy waits for at present.
 pub(super) struct Waits {
@@ -61,14 +65,21 @@ pub(super) fn tell_waits<const PARTS: usize>(
 ) -> DropGuard {
     let coordinator = membership.coordinator.clone();
     let sender = membership.sender();
+    let pause = membership.lease().length() / REPORTS_PER_LEASE;
     let tell = async move {
-        let mut told = Vec::new();
-        while any_changes(&mut parts).await {
+        // The tasks of the last report, and whether the coordinator has it.
+        let (mut told, mut known) = (Vec::new(), true);
+        loop {
+            let changed = timeout(pause, any_changes(&mut parts)).await;
+            if changed == Ok(false) {
+                return;
+            }
             let on = all(&mut parts);
-            if on == told {
+            let repeats = changed.is_err() && !(on.is_empty() && known);
+            if on == told && !repeats {
                 continue;
             }
-            if !on.is_empty() {
+            if on != told && !on.is_empty() {
                 tracing::info!(on = names(&on), "held back: waiting for others");
             }
             for task in on.iter().filter(|task| !told.contains(task)) {
@@ -78,8 +89,9 @@ pub(super) fn tell_waits<const PARTS: usize>(
             let report = Report::Wait(wire::WaitReport {
                 on: on.into_iter().map(Into::into).collect(),
             });
-            // It is not repeated if it fails. The status shows it, and the time-out for stalled members of a ring excuses those that wait.
-            let _ = coordinator.report(sender.next_origin_here(), report).await;
+            // The status shows it, and the time-out for stalled members of a ring excuses those that wait.
+            let reported = coordinator.report(sender.next_origin_here(), report).await;
+            known = reported.is_ok();
         }
     };
     let stop = CancellationToken::new();

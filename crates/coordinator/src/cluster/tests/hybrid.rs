@@ -9,6 +9,7 @@ use shared_proto::job::StrategyName;
 use shared_proto::table::TableSpec;
 use shared_proto::view::Commit;
 
+use super::super::evaluations::Evaluation;
 use super::super::ledger::Split;
 use super::super::ring::Joined;
 use super::super::{ModelSpecs, StoreTask};

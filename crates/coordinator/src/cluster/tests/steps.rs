@@ -97,7 +97,7 @@ fn in_a_job_with_a_run_directory_the_last_evaluation_tells_of_its_model() {
         };
         let origin = scene.origin(tasks[0], Clock(0));
         let told = scene.cluster.evaluated(scene.now, &origin, report);
-        told.map_err(|refusal| refusal.reason)
+        told.map(drop).map_err(|refusal| refusal.reason)
     };
     for epoch in 0..2 {
         while let (Work::Split(_), _) = scene.work(tasks[0]) {

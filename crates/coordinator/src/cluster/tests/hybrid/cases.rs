@@ -84,3 +84,28 @@ fn a_report_without_receipts_does_not_count() {
     let evicted = hybrid.workers[0].task;
     assert!(!cluster.member(evicted.id).unwrap().alive);
 }
+
+#[test]
+fn an_evaluation_of_an_earlier_ring_does_not_count() {
+    let mut hybrid = Hybrid::new(2);
+    let outdated = hybrid.origin(0);
+    hybrid.start();
+    hybrid.join_all();
+    let report = wire::EvaluationReport {
+        metrics: [("loss".to_owned(), 0.5)].into(),
+        ..wire::EvaluationReport::default()
+    };
+    for (origin, counts) in [(outdated, false), (hybrid.origin(0), true)] {
+        let Scene { cluster, now, .. } = &mut hybrid.scene;
+        cluster.durable.evaluations.at_work = Some(Evaluation {
+            data_epoch: 0,
+            task: origin.task,
+            last: false,
+        });
+        let counted = cluster.evaluated(*now, &origin, report.clone());
+        assert_eq!(counted, Ok(counts));
+        let kept = &cluster.durable.evaluations;
+        assert_eq!(kept.done.len(), usize::from(counts));
+        assert!(kept.at_work.is_none());
+    }
+}
