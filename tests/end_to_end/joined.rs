@@ -241,7 +241,7 @@ fn a_job_goes_on_when_the_coordinator_is_killed_and_started_again() {
 
 #[test]
 fn a_cluster_that_is_not_there_or_lacks_members_says_what_to_do() {
-    let soon = Duration::from_secs(2);
+    let soon = Duration::from_secs(5);
     let nowhere = RunningCluster::at(tests::free_address()).patience(soon);
     let error = own(1).on_cluster(nowhere).fit().unwrap_err().to_string();
     assert!(error.contains("could not be reached"), "{error}");
@@ -309,14 +309,11 @@ fn a_program_with_certificates_and_the_token_joins_a_secured_cluster() {
         token: file("token"),
         ..SecurityFiles::default()
     };
-    let soon = Duration::from_secs(5);
     let trained = |cluster: RunningCluster| {
         let mut job = job(JOB);
         (job.epochs, job.cluster.ps) = (1, Some(1));
         let trainer = Trainer::new(job).model::<Worse>();
-        trainer
-            .on_cluster(cluster.bring_workers(2).patience(soon))
-            .fit()
+        trainer.on_cluster(cluster.bring_workers(2)).fit()
     };
     let history = trained(RunningCluster::at(&address).security(files.clone())).unwrap();
     assert_eq!(history.epochs.len(), 1);
@@ -325,10 +322,9 @@ fn a_program_with_certificates_and_the_token_joins_a_secured_cluster() {
     let wrong = dir.path().join("wrong");
     std::fs::write(&wrong, "another token").unwrap();
     other.token = Some(wrong);
-    let error = trained(RunningCluster::at(&address).security(other))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("token"), "{error}");
-    assert!(trained(RunningCluster::at(&address)).is_err());
+    let impatient = RunningCluster::at(&address).patience(Duration::from_secs(5));
+    let error = trained(impatient.clone().security(other)).unwrap_err();
+    assert!(error.to_string().contains("token"), "{error}");
+    assert!(trained(impatient).is_err());
     assert!(Path::new(&run).exists());
 }

@@ -1,14 +1,14 @@
 //! The example of a training loop of a program's own: on replicas of one process, and on two hosts.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs the example as two processes of a device each, and kills the second one after a time.
-fn gan_on_two_hosts(steps: &str, killed_after: Option<Duration>) -> [Output; 2] {
+/// Runs the example as two processes of a device each. With `kills`, kills the second process once the first one has printed a line.
+fn gan_on_two_hosts(steps: &str, kills: bool) -> [Output; 2] {
     let [a, b] = [tests::free_address(), tests::free_address()];
     let start = |index: usize| {
         let config = format!(
@@ -22,17 +22,22 @@ fn gan_on_two_hosts(steps: &str, killed_after: Option<Duration>) -> [Output; 2] 
             .spawn()
             .unwrap()
     };
-    let (first, mut second) = (start(0), start(1));
-    if let Some(time) = killed_after {
-        std::thread::sleep(time);
+    let [mut first, mut second] = [start(0), start(1)];
+    let mut line = String::new();
+    if kills {
+        // A buffer of one byte leaves all later lines in the pipe.
+        let mut lines = BufReader::with_capacity(1, first.stdout.as_mut().unwrap());
+        lines.read_line(&mut line).unwrap();
         second.kill().unwrap();
     }
-    [first, second].map(|process| process.wait_with_output().unwrap())
+    let mut outputs = [first, second].map(|process| process.wait_with_output().unwrap());
+    outputs[0].stdout.splice(0..0, line.into_bytes());
+    outputs
 }
 
 #[test]
 fn a_loop_whose_other_host_is_killed_ends_with_the_reason() {
-    let [first, _] = gan_on_two_hosts("100000000", Some(Duration::from_secs(2)));
+    let [first, _] = gan_on_two_hosts("100000000", true);
     let error = text(&first.stderr);
     assert!(!first.status.success());
     assert!(error.contains("Lost"), "{error}");
@@ -56,7 +61,7 @@ fn the_generator_of_the_example_learns_the_circle_on_two_replicas() {
     assert_eq!(said, gan(), "a repeated run has the same bits");
     assert_eq!(
         [said.clone(), said],
-        gan_on_two_hosts("2000", None).map(|o| text(&o.stdout))
+        gan_on_two_hosts("2000", false).map(|o| text(&o.stdout))
     );
     let example = include_str!("../../examples/gan.rs");
     assert!(example.lines().count() <= 80);

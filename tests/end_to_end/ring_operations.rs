@@ -146,7 +146,7 @@ fn the_status_names_a_worker_that_holds_up_the_ring() {
     let text = String::from_utf8(text.stdout).unwrap();
     let said = format!("the others have waited for {task} for ");
     assert!(text.contains(&said), "{text}");
-    // Workers report a wait that goes on again, so a coordinator that has restarted knows it before it gives the worker up.
+    // Workers repeat the report of a wait, so a coordinator that has restarted learns of it before the lease of the stopped worker ends.
     cluster.coordinator.kill();
     cluster.restart_coordinator();
     let found_again = || {

@@ -185,7 +185,7 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     // Readers of rows need the token and a certificate, too.
     let read = |files: &SecurityFiles| {
         let security = Security::load(files).unwrap();
-        let patience = Duration::from_secs(2);
+        let patience = Duration::from_secs(5);
         runtime.block_on(async {
             let mut lookup =
                 Lookup::new(std::slice::from_ref(&lookups), &security, patience).unwrap();

@@ -343,10 +343,17 @@ impl Coordinator for Service {
         let (_, extensions, request) = request.into_parts();
         let wire::ReportRequest { origin, mut report } = request;
         let from = CallOrigin::new(&origin, &extensions, "Report");
-        let take = |cluster: &mut Cluster, now, origin: &Origin| {
+        let waits = matches!(report, Some(wire::report_request::Report::Wait(_)));
+        let take = of_member(self.current_job.origin(&from)?, |cluster, now, origin| {
             take_report(cluster, now, origin, report.take())
+        });
+        let shared = self.current_job.shared()?;
+        // Many workers may wait for the same one. Their reports wake no waiting call.
+        let counts = match waits {
+            true => shared.ask_fast_quietly(take, Result::is_ok).await.0,
+            false => shared.ask(take).await,
         };
-        let counts = self.ask_as(from, take).await?;
+        let counts = counts.map_err(refused)?;
         Ok(Response::new(wire::ReportReply {
             epoch: self.epoch()?,
             not_counted: !counts,

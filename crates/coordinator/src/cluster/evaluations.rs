@@ -122,7 +122,7 @@ fn newest<T>(done: &[T]) -> &[T] {
 }
 
 /// An evaluation's result, as it is stored.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedEvaluation {
     pub(super) data_epoch: u32,
     samples: u64,
@@ -164,7 +164,8 @@ impl From<SavedEvaluation> for wire::EvaluationReport {
 }
 
 impl Cluster {
-    /// Takes an evaluation's result; the last one ends the job. Returns whether the evaluation counts, now or since it was reported before.
+    /// Takes an evaluation's result; the last one ends the job. Returns true if the evaluation counts, also if an earlier report of it was
+    /// counted.
     ///
     /// # Errors
     /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
@@ -183,7 +184,7 @@ impl Cluster {
         let is_new = is_held && (self.job.run_dir.is_none() || !report.model_sha256.is_empty());
         let is_known = self.durable.evaluations.reported == Some((data_epoch, task));
         if self.ended() || is_known && !is_new {
-            return Ok(is_known);
+            return Ok(self.durable.evaluations.done.contains(&report.into()));
         }
         if !self.has_ring() {
             self.check_epoch(origin)?;

@@ -170,7 +170,7 @@ pub struct Pushed {
 pub struct Evaluated {
     /// The means over the held-out samples.
     pub metrics: Metrics,
-    /// The epoch to which the weights belong. The coordinator refuses the evaluation if there is a newer one.
+    /// The epoch to which the weights belong. With servers, the evaluation does not count if there is a newer one.
     pub epoch: Epoch,
 }
 

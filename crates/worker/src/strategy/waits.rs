@@ -9,10 +9,10 @@ use shared_proto::ids::{Task, names};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// The number of reports in one lease of a wait that goes on. A coordinator that has restarted learns of the wait from the next one.
+/// How often a worker repeats the report of a wait in one lease. A coordinator that has restarted learns of the wait from the next report.
 const REPORTS_PER_LEASE: u32 = 4;
 
 /// The tasks that a part of a strategy waits for at present.
@@ -69,13 +69,19 @@ pub(super) fn tell_waits<const PARTS: usize>(
     let tell = async move {
         // The tasks of the last report, and whether the coordinator has it.
         let (mut told, mut known) = (Vec::new(), true);
+        let mut since = Instant::now();
         loop {
-            let changed = timeout(pause, any_changes(&mut parts)).await;
+            let left = pause.saturating_sub(since.elapsed());
+            let changed = timeout(left, any_changes(&mut parts)).await;
             if changed == Ok(false) {
                 return;
             }
+            let due = changed.is_err();
+            if due {
+                since = Instant::now();
+            }
             let on = all(&mut parts);
-            let repeats = changed.is_err() && !(on.is_empty() && known);
+            let repeats = due && !(on.is_empty() && known);
             if on == told && !repeats {
                 continue;
             }
@@ -89,7 +95,7 @@ pub(super) fn tell_waits<const PARTS: usize>(
             let report = Report::Wait(wire::WaitReport {
                 on: on.into_iter().map(Into::into).collect(),
             });
-            // The status shows it, and the time-out for stalled members of a ring excuses those that wait.
+            // The status shows the wait. The coordinator does not evict a member of a ring that waits.
             let reported = coordinator.report(sender.next_origin_here(), report).await;
             known = reported.is_ok();
         }
