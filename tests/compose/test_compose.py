@@ -45,7 +45,7 @@ TOLERANCE = 0.015
 # What is done to the long job takes so many seconds, with some to spare.
 LONG_SECONDS = 100
 SECURE_SECONDS = 40
-UPGRADE_SECONDS = 30
+UPGRADE_SECONDS = 45
 RING_SECONDS = 60
 
 IMAGES = {
