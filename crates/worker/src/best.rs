@@ -66,7 +66,7 @@ impl Kept {
 
     /// Returns the candidate that a worker saves before its evaluation counts.
     pub(crate) fn candidate(self, dir: &Path, worker: TaskId) -> Candidate {
-        // Workers may share the directory, and one whose lease has ended may still write to it.
+        // Workers may share the directory. A worker whose lease has ended may still write to it.
         let name = format!("candidate-{worker}");
         Candidate {
             path: dir.join(run_dir::BEST).with_extension(name),

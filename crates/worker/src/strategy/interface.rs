@@ -184,7 +184,7 @@ pub trait Reconciled: Send {
     /// Waits until the strategy has reconciled in this epoch or a later one.
     async fn reaches(&mut self, epoch: Epoch) -> Result<(), StrategyError>;
 
-    /// As [`reaches`](Self::reaches). Logs a warning for each half minute of the wait.
+    /// Waits as [`reaches`](Self::reaches) does, and logs a warning every 30 seconds.
     async fn await_epoch(&mut self, epoch: Epoch) -> Result<(), StrategyError> {
         let begin = Instant::now();
         loop {
