@@ -1,7 +1,6 @@
 //! The hosts of a simulated cluster, and the processes on them.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +9,9 @@ use coordinator::embedded::Embedded;
 use daemon::membership::{Coordinator, Registration};
 use futures_util::stream;
 use ps_server::RowStorage;
+use shared_proto::connections::AcceptedStream;
 use shared_proto::ids::Role;
 use table::disk::Disk;
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
 use worker::replica::Replica;
@@ -215,17 +214,17 @@ impl World {
 }
 
 /// Returns the same stream, which calls `tell` when it is first polled.
-fn once_polled<S: Stream + Unpin>(
-    mut inner: S,
-    tell: impl FnOnce() + Unpin,
-) -> impl Stream<Item = S::Item> {
+fn once_polled(
+    mut inner: AcceptedStream,
+    tell: impl FnOnce() + Send + Unpin + 'static,
+) -> AcceptedStream {
     let mut tell = Some(tell);
-    stream::poll_fn(move |context| {
+    Box::pin(stream::poll_fn(move |context| {
         if let Some(tell) = tell.take() {
             tell();
         }
-        Pin::new(&mut inner).poll_next(context)
-    })
+        inner.as_mut().poll_next(context)
+    }))
 }
 
 pub(crate) fn find_coordinator(pause: &Pause) -> Result<Coordinator, Box<dyn std::error::Error>> {

@@ -6,13 +6,13 @@ use std::task::{Context, Poll, ready};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use shared_proto::connections::{Accepted, AcceptedStream};
 use shared_proto::network::{Connecting, Network};
 use shared_proto::security::{Remote, Security};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tonic::transport::server::Connected;
 use turmoil::net::{TcpListener, TcpStream};
 
 use crate::pause::Pause;
@@ -77,10 +77,7 @@ impl Network for Simulated {
 }
 
 /// Returns the incoming connections of this host.
-pub(crate) async fn incoming(
-    pause: Pause,
-    repeats: Option<Repeats>,
-) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+pub(crate) async fn incoming(pause: Pause, repeats: Option<Repeats>) -> io::Result<AcceptedStream> {
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
     let (sender, queue) = mpsc::channel(WAITING);
     tokio::spawn(async move {
@@ -97,12 +94,16 @@ pub(crate) async fn incoming(
                 },
                 None => connection,
             };
-            if sender.send(Ok(connection)).await.is_err() {
+            if sender
+                .send(Ok(Accepted::uncounted(connection)))
+                .await
+                .is_err()
+            {
                 return;
             }
         }
     });
-    Ok(ReceiverStream::new(queue))
+    Ok(Box::pin(ReceiverStream::new(queue)))
 }
 
 /// A stream of bytes in both directions.
@@ -114,12 +115,6 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     pause: Pause,
-}
-
-impl Connected for Connection {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
 }
 
 impl AsyncRead for Connection {

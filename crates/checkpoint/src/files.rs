@@ -7,6 +7,7 @@ use bytes::Bytes;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ListResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use shared_proto::task::boxed;
 use storage::{Bucket, Location, Secrets, Variables, environment};
 
 use crate::error::CheckpointError;
@@ -130,6 +131,7 @@ impl Files {
     ///
     /// # Errors
     /// If the location cannot be listed.
+    #[boxed]
     pub async fn folders(&self) -> Result<Vec<String>, CheckpointError> {
         let found = self.found("").await?;
         let names = found.common_prefixes.iter().filter_map(Path::filename);
@@ -161,6 +163,7 @@ impl Files {
     ///
     /// # Errors
     /// [`CheckpointError::NotFound`], or the file cannot be read.
+    #[boxed]
     pub async fn read(&self, folder: &str, name: &str) -> Result<Bytes, CheckpointError> {
         let explain = |error: object_store::Error| {
             let place = self.place(&format!("{folder}/{name}"));
@@ -174,6 +177,7 @@ impl Files {
     ///
     /// # Errors
     /// If it cannot be written.
+    #[boxed]
     pub async fn write(
         &self,
         folder: &str,
@@ -187,6 +191,7 @@ impl Files {
     ///
     /// # Errors
     /// [`CheckpointError::Exists`], or it cannot be written.
+    #[boxed]
     pub async fn create(
         &self,
         folder: &str,

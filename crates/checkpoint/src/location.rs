@@ -1,5 +1,6 @@
 //! The locations that a user may give for checkpoints, and their stores.
 
+use shared_proto::task::boxed;
 use storage::{Location, Variables, environment};
 
 use crate::error::CheckpointError;
@@ -37,6 +38,7 @@ impl Store {
 ///
 /// # Errors
 /// [`CheckpointError::NotFound`] names the missing checkpoint and its location; or the store cannot be read.
+#[boxed]
 pub async fn resolve(location: &str) -> Result<(Store, Option<u64>), CheckpointError> {
     resolve_with(location, &environment()).await
 }
@@ -45,6 +47,7 @@ pub async fn resolve(location: &str) -> Result<(Store, Option<u64>), CheckpointE
 ///
 /// # Errors
 /// As [`resolve`]. [`CheckpointError::Damaged`] of a single one names an older one that may serve.
+#[boxed]
 pub async fn load(location: &str) -> Result<(Store, Manifest), CheckpointError> {
     let (store, number) = resolve(location).await?;
     let manifest = load_from(&store, number).await?;

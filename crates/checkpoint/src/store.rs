@@ -8,6 +8,7 @@ use bytes::Bytes;
 use object_store::ObjectStore;
 use shared_proto::blocks::BlockId;
 use shared_proto::table::SavedRows;
+use shared_proto::task::boxed;
 
 use crate::error::CheckpointError;
 use crate::files::Files;
@@ -97,6 +98,7 @@ impl Store {
     ///
     /// # Errors
     /// [`CheckpointError::Storage`] if the checkpoint is whole, [`CheckpointError::Taken`], or if the store cannot be read.
+    #[boxed]
     pub async fn check_writable(&self, number: u64) -> Result<(), CheckpointError> {
         match self.manifest(number).await {
             Err(CheckpointError::NotFound(_)) => {}
@@ -116,6 +118,7 @@ impl Store {
 
     /// Deletes files of a checkpoint that is given up, because they take room that the next attempt needs. The coordinator
     /// deletes those that remain.
+    #[boxed]
     pub async fn remove_files(&self, number: u64, files: &[FileEntry]) {
         for file in files {
             if let Err(error) = self.remove_file(number, &file.name).await {
@@ -130,6 +133,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be written to, or the name leads elsewhere.
+    #[boxed]
     pub async fn write_file(
         &self,
         checkpoint: u64,
@@ -153,6 +157,7 @@ impl Store {
     /// # Errors
     /// If the store cannot be written to; [`CheckpointError::Damaged`] if the checkpoint would not be
     /// whole; [`CheckpointError::Exists`] if another writer has made a checkpoint of that number.
+    #[boxed]
     pub async fn write_manifest(&self, manifest: Manifest) -> Result<Manifest, CheckpointError> {
         let bytes = manifest.to_bytes()?;
         self.check_present(&manifest).await?;
@@ -176,6 +181,7 @@ impl Store {
     /// # Errors
     /// [`CheckpointError::NotFound`] if there is none; [`CheckpointError::Damaged`] or
     /// [`CheckpointError::Newer`]; or if the store cannot be read.
+    #[boxed]
     pub async fn manifest(&self, number: u64) -> Result<Manifest, CheckpointError> {
         let folder = folder_name(number);
         let what = self.files.place(&format!("{folder}/{MANIFEST}"));
@@ -192,6 +198,7 @@ impl Store {
     }
 
     /// Returns whether the manifest of a checkpoint no longer exists. It is deleted before the checkpoint's files.
+    #[boxed]
     pub async fn is_deleted(&self, number: u64) -> bool {
         let manifest = self.manifest(number).await;
         matches!(manifest, Err(CheckpointError::NotFound(_)))
@@ -203,6 +210,7 @@ impl Store {
     /// # Errors
     /// If the store cannot be read, or if the newest is of a newer format: an older one would lose the
     /// training of the newer program.
+    #[boxed]
     pub async fn newest(&self) -> Result<Option<Manifest>, CheckpointError> {
         self.newest_of(|_| true, |_| true).await
     }
@@ -211,18 +219,20 @@ impl Store {
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
+    #[boxed]
     pub async fn before(&self, number: u64) -> Result<Option<Manifest>, CheckpointError> {
-        self.before_of(number, |_| true).await
+        self.before_of(number, &|_| true).await
     }
 
     /// Finds the newest good checkpoint below a number that is `wanted`.
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
+    #[boxed]
     pub async fn before_of(
         &self,
         number: u64,
-        wanted: impl Fn(&Manifest) -> bool,
+        wanted: &(dyn for<'a> Fn(&'a Manifest) -> bool + Sync),
     ) -> Result<Option<Manifest>, CheckpointError> {
         self.newest_of(|other| other < number, wanted).await
     }
@@ -261,6 +271,7 @@ impl Store {
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`], or if the store cannot be read.
+    #[boxed]
     pub async fn check_present(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
         let mut folders = HashMap::new();
         for folder in manifest.builds_on().into_iter().chain([manifest.number]) {
@@ -295,6 +306,7 @@ impl Store {
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`], or if the store cannot be read.
+    #[boxed]
     pub async fn read_file(
         &self,
         manifest: &Manifest,
@@ -359,6 +371,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`read_file`](Self::read_file), of the first file that is damaged.
+    #[boxed]
     pub async fn verify(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
         let mut reading = NewestFirst::default();
         let damaged =
@@ -372,6 +385,7 @@ impl Store {
     }
 
     /// Adds an older checkpoint that may serve instead to an error about a checkpoint's content.
+    #[boxed]
     pub async fn advise(&self, number: u64, error: CheckpointError) -> CheckpointError {
         match error {
             CheckpointError::Damaged { file, reason, .. } => {
@@ -382,7 +396,7 @@ impl Store {
                 let without = |manifest: &Manifest| {
                     !manifest.files.iter().any(|entry| has_it(manifest, entry))
                 };
-                let instead = self.before_of(number, without).await.ok().flatten();
+                let instead = self.before_of(number, &without).await.ok().flatten();
                 CheckpointError::Damaged {
                     file,
                     reason,

@@ -3,7 +3,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{self, SocketAddr};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -12,16 +11,16 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
+use futures_util::StreamExt;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use shared_proto::connections::{Caller, Connections, Guarded, Limits, Port};
-use shared_proto::security::{SecureStream, Security};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_stream::{Stream, StreamExt};
+use shared_proto::connections::{Accepted, AcceptedStream, Connections, Limits, Port};
+use shared_proto::security::Security;
+use shared_proto::task::{self, boxed};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -117,6 +116,7 @@ pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
 ///
 /// # Errors
 /// If the address is not available.
+#[boxed]
 pub async fn serve(
     listen: SocketAddr,
     metrics: PrometheusHandle,
@@ -133,19 +133,15 @@ pub async fn serve(
         metrics.render()
     };
     let connections = Connections::new(Port::Metrics, Limits::without_members(CONNECTIONS));
-    let incoming = connections.incoming(listener);
+    let incoming = connections.incoming(listener).map(Accepted::from).map(Ok);
+    let incoming = incoming.boxed();
     let app = Router::new()
         .route("/metrics", get(move || async move { render() }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(move || async move { readiness.answer() }));
     let http = builder().http1_only();
-    tokio::spawn(answer_all(
-        incoming,
-        |stream| stream.caller().clone(),
-        (http, app),
-        shutdown.clone(),
-    ));
-    tokio::spawn(async move {
+    task::spawn(answer_all(incoming, (http, app), shutdown.clone()));
+    task::spawn(async move {
         let upkeep = async {
             loop {
                 tokio::time::sleep(UPKEEP).await;
@@ -159,6 +155,7 @@ pub async fn serve(
 
 /// Serves pages to browsers until `shutdown`, over TLS if the process listens encrypted. A request has its [`Caller`]
 /// as an extension, so that the application can check the token.
+#[boxed]
 pub async fn serve_pages(
     listener: TcpListener,
     app: Router,
@@ -166,15 +163,8 @@ pub async fn serve_pages(
     shutdown: CancellationToken,
 ) {
     let connections = Connections::new(Port::Page, Limits::of(BROWSERS, None));
-    let incoming = connections.incoming(listener);
-    if security.is_listening_encrypted() {
-        let incoming = security.secured_for_browsers(incoming);
-        let caller = |stream: &SecureStream| stream.get_ref().0.get_ref().caller().clone();
-        answer_all(incoming, caller, (builder(), app), shutdown).await;
-    } else {
-        let caller = |stream: &Guarded<TcpStream>| stream.caller().clone();
-        answer_all(incoming, caller, (builder(), app), shutdown).await;
-    }
+    let incoming = security.accepted_from_browsers(connections.incoming(listener));
+    answer_all(incoming, (builder(), app), shutdown).await;
 }
 
 /// Returns the settings of connections.
@@ -191,23 +181,21 @@ fn builder() -> Builder<TokioExecutor> {
 }
 
 /// Serves connections until `shutdown`.
-async fn answer_all<S>(
-    incoming: impl Stream<Item = io::Result<S>>,
-    caller_of: impl Fn(&S) -> Caller,
+async fn answer_all(
+    mut incoming: AcceptedStream,
     (http, app): (Builder<TokioExecutor>, Router),
     shutdown: CancellationToken,
-) where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+) {
     let accept = async {
-        let mut incoming = pin!(incoming);
         while let Some(stream) = incoming.next().await {
             // Errors of the system are counted where connections are accepted.
             let Ok(stream) = stream else { continue };
-            let caller = caller_of(&stream);
+            let caller = stream.caller().cloned();
             let app = app.clone().map_request(move |mut request: Request<_>| {
-                caller.called();
-                request.extensions_mut().insert(caller.clone());
+                if let Some(caller) = &caller {
+                    caller.called();
+                    request.extensions_mut().insert(caller.clone());
+                }
                 request.map(Body::new)
             });
             let service = TowerToHyperService::new(app);
@@ -216,7 +204,7 @@ async fn answer_all<S>(
                 .clone()
                 .run_until_cancelled_owned(serve.into_owned());
             // A bad request, or a broken connection, concerns its caller alone.
-            tokio::spawn(async { drop(serve.await) });
+            task::spawn(async { drop(serve.await) });
         }
     };
     shutdown.run_until_cancelled(accept).await;

@@ -21,6 +21,7 @@ pub use sender::Sender;
 use shared_proto::ids::{Generation, Origin, Role, RunNumber, Task};
 use shared_proto::job::Job;
 use shared_proto::receipt::ReceiptKey;
+use shared_proto::task::{self, boxed};
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::View;
 use shared_proto::wire;
@@ -76,6 +77,29 @@ enum Standing {
     Failed(String),
 }
 
+impl Standing {
+    /// Returns the error of a process that is no member any more.
+    fn error(&self) -> Option<MembershipError> {
+        match self {
+            Self::Member => None,
+            Self::Lost(why) => Some(match &**why {
+                MembershipError::Superseded(why) => MembershipError::Superseded(why.clone()),
+                MembershipError::Unreachable {
+                    address,
+                    patience,
+                    reason,
+                } => MembershipError::Unreachable {
+                    address: address.clone(),
+                    patience: *patience,
+                    reason: reason.clone(),
+                },
+                why => MembershipError::Fenced(why.to_string()),
+            }),
+            Self::Failed(error) => Some(MembershipError::JobFailed(error.clone())),
+        }
+    }
+}
+
 /// The data by which a process registers.
 #[derive(Clone, Debug)]
 pub struct Registration {
@@ -99,6 +123,7 @@ impl Membership {
     ///
     /// # Errors
     /// If the coordinator cannot be reached, or refuses.
+    #[boxed]
     pub async fn join(
         coordinator: Coordinator,
         registration: Registration,
@@ -159,7 +184,7 @@ impl Membership {
         let sender = Sender::new(&job, run, task);
         let heart = heartbeats(coordinator.clone(), sender.clone(), lease.clone(), tell);
         let stopped = stop.clone();
-        tokio::spawn(async move {
+        task::spawn(async move {
             stopped.run_until_cancelled(heart).await;
             shown.decrement(1.0);
         });
@@ -220,30 +245,16 @@ impl Membership {
 
     /// Waits until the lease is lost, or the job has failed. Select on this beside any other wait: after
     /// a loss, the other event may never come.
+    #[boxed]
     pub async fn lost(&self) -> MembershipError {
         let mut standing = self.standing.clone();
         let member = |standing: &Standing| matches!(standing, Standing::Member);
-        match standing
-            .wait_for(|standing| !member(standing))
-            .await
-            .as_deref()
-        {
-            Ok(Standing::Lost(why)) => match &**why {
-                MembershipError::Superseded(why) => MembershipError::Superseded(why.clone()),
-                MembershipError::Unreachable {
-                    address,
-                    patience,
-                    reason,
-                } => MembershipError::Unreachable {
-                    address: address.clone(),
-                    patience: *patience,
-                    reason: reason.clone(),
-                },
-                why => MembershipError::Fenced(why.to_string()),
-            },
-            Ok(Standing::Failed(error)) => MembershipError::JobFailed(error.clone()),
-            // The heartbeats have stopped, so the standing no longer changes.
-            Ok(Standing::Member) | Err(_) => std::future::pending().await,
+        let left = standing.wait_for(|standing| !member(standing)).await;
+        // The heartbeats may have stopped; then the standing no longer changes.
+        let error = left.ok().and_then(|standing| standing.error());
+        match error {
+            Some(error) => error,
+            None => std::future::pending().await,
         }
     }
 
@@ -276,6 +287,7 @@ impl Membership {
     }
 
     /// Gives the lease back. With an error, tells the coordinator that the job cannot continue because of it.
+    #[boxed]
     pub async fn leave(self, error: Option<&str>) {
         let error = error.unwrap_or_default();
         self.leave_because(wire::WorkerFailure::Unspecified, error)
@@ -283,6 +295,7 @@ impl Membership {
     }
 
     /// Gives the lease back, and reports the error that keeps this worker from working.
+    #[boxed]
     pub async fn leave_because(self, failure: wire::WorkerFailure, error: &str) {
         let request = wire::LeaveRequest {
             origin: Some(self.next_origin().into()),
@@ -306,7 +319,7 @@ impl Membership {
         let (sender, receiver) = watch::channel(View::default());
         let coordinator = self.coordinator.clone();
         let origin: wire::Origin = self.next_origin().into();
-        tokio::spawn(async move {
+        task::spawn(async move {
             let follow = async {
                 while !sender.is_closed() {
                     let request = wire::WatchRequest {

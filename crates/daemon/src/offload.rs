@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use shared_proto::task;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::AbortHandle;
 
@@ -41,7 +42,7 @@ impl Offload {
         };
         match background {
             Some(background) => background.spawn(task),
-            None => tokio::spawn(task),
+            None => task::spawn(task),
         }
         .abort_handle()
     }

@@ -6,8 +6,10 @@ use std::process::ExitCode;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use shared_proto::ids::RunNumber;
 use shared_proto::security::Security;
+use shared_proto::task::{self, block_on, boxed};
 use shared_proto::transport::Listen;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
@@ -86,7 +88,8 @@ impl Process {
     }
 
     /// Stays after a job, if the settings say so, until there is another one.
-    pub async fn next_job(&self, after: After<'_>) -> Onward {
+    #[boxed(?Send)]
+    pub async fn next_job<'a>(&'a self, after: After<'a>) -> Onward {
         if self.after_job == AfterJob::Exit {
             return Onward::Ends;
         }
@@ -243,7 +246,8 @@ pub fn main<E: Failure>(
         tracing::error!("{message}");
         return ExitCode::FAILURE;
     }
-    match start(settings, run) {
+    let run = async |process| run(process).await.map_err(|error| Ending::of(&error));
+    match start(&settings, Box::new(|process| Box::pin(run(process)))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Ending { message, code }) => {
             tracing::error!("{message}");
@@ -252,10 +256,10 @@ pub fn main<E: Failure>(
     }
 }
 
-fn start<E: Failure>(
-    settings: ProcessSettings,
-    run: impl AsyncFnOnce(Process) -> Result<(), E>,
-) -> Result<(), Ending> {
+/// A role: its work as a process, or as a thread of one.
+type Role<'a> = Box<dyn FnOnce(Process) -> LocalBoxFuture<'a, Result<(), Ending>> + 'a>;
+
+fn start(settings: &ProcessSettings, run: Role<'_>) -> Result<(), Ending> {
     descriptors::raise();
     let security = settings
         .security
@@ -266,12 +270,12 @@ fn start<E: Failure>(
         .enable_all()
         .build()
         .map_err(|error| format!("cannot start the runtime: {error}"))?;
-    let outcome = runtime.block_on(async {
+    let outcome = block_on(&runtime, async {
         let shutdown = CancellationToken::new();
-        watch_signals(&settings, shutdown.clone())?;
+        watch_signals(settings, shutdown.clone())?;
         let recorder = http::install_recorder().map_err(|error| error.to_string())?;
         security.begin_to_count();
-        tokio::spawn(security.clone().follow_files());
+        task::spawn(security.clone().follow_files());
         let listen = settings.metrics_listen;
         let within = Duration::from_secs(settings.shutdown_seconds);
         let readiness = Readiness::default();
@@ -295,7 +299,7 @@ fn start<E: Failure>(
             tokio::time::sleep(within).await;
         };
         tokio::select! {
-            outcome = run(process) => outcome.map_err(|error| Ending::of(&error)),
+            outcome = run(process) => outcome,
             () = deadline => Err(Ending::from(format!(
                 "did not shut down within {} s of being told to; gave up",
                 within.as_secs()
@@ -318,6 +322,21 @@ pub fn on_this_thread<E: Failure>(
     ready: mpsc::Sender<Ready>,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> Result<(), Ending> {
+    let run = async |process| run(process).await.map_err(|error| Ending::of(&error));
+    start_on_this_thread(
+        settings,
+        shutdown,
+        ready,
+        Box::new(|process| Box::pin(run(process))),
+    )
+}
+
+fn start_on_this_thread(
+    settings: &ProcessSettings,
+    shutdown: CancellationToken,
+    ready: mpsc::Sender<Ready>,
+    run: Role<'_>,
+) -> Result<(), Ending> {
     descriptors::raise();
     let security = settings.security.load();
     let security = security.map_err(|error| Ending::from(error.to_string()))?;
@@ -335,10 +354,10 @@ pub fn on_this_thread<E: Failure>(
         announcement: Announcement::Channel(ready),
         announced: Arc::new(Once::new()),
     };
-    let outcome = runtime.block_on(run(process));
+    let outcome = block_on(&runtime, run(process));
     // A write that is under way holds its file open, and another role may want the file next.
     runtime.shutdown_timeout(LAST_WRITES);
-    outcome.map_err(|error| Ending::of(&error))
+    outcome
 }
 
 /// Sends log lines to stderr; stdout belongs to results.
@@ -369,7 +388,7 @@ fn watch_signals(settings: &ProcessSettings, shutdown: CancellationToken) -> Res
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
     let exit_with_stdin = settings.exit_with_stdin;
-    tokio::spawn(async move {
+    task::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}

@@ -7,6 +7,7 @@ use clap::Args;
 use daemon::settings::JobFlags;
 use shared_proto::blocks::BlockId;
 use shared_proto::job::{Job, run_dir};
+use shared_proto::task;
 use worker::input::Fitted;
 use worker::local::Trained;
 use worker::replica::ReplicaError;
@@ -148,5 +149,5 @@ pub(crate) fn block_on<T>(
         .enable_all()
         .build()
         .map_err(CommandError::file("the runtime"))?;
-    runtime.block_on(future)
+    task::block_on(&runtime, future)
 }

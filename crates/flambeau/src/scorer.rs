@@ -10,6 +10,7 @@ use ps_client::lookup::Lookup;
 use shared_proto::security::Security;
 use shared_proto::step::WantedRows;
 use shared_proto::table::TableSpec;
+use shared_proto::task;
 use tokio::runtime::{Builder, Runtime};
 use worker::local::Trained;
 use worker::registry::Registry;
@@ -91,7 +92,7 @@ impl ServedRows {
 impl RowSource for ServedRows {
     fn read(&mut self, rows: &[Arc<WantedRows>]) -> Result<Vec<Vec<f32>>> {
         let (lookup, tables) = (&mut self.lookup, &self.tables);
-        self.runtime.block_on(async {
+        task::block_on(&self.runtime, async {
             let mut all = Vec::with_capacity(rows.len());
             for (table, rows) in tables.iter().zip(rows) {
                 let found = lookup.rows(table, &rows.ids).await;

@@ -8,6 +8,7 @@ use shared_proto::ids::Role;
 use shared_proto::security::{Credentials, Security};
 use shared_proto::table::hash::bucket;
 use shared_proto::table::{ids_to_bytes, most_looked_up};
+use shared_proto::task::boxed;
 use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::wire;
 use shared_proto::wire::lookup_client::LookupClient;
@@ -154,6 +155,7 @@ impl Lookup {
     ///
     /// # Errors
     /// If the servers have no such table, or do not answer.
+    #[boxed]
     pub async fn dimension(&mut self, table: &str) -> Result<usize, LookupError> {
         if !self.tables.contains_key(table) {
             self.rows(table, &[]).await?;
@@ -165,6 +167,7 @@ impl Lookup {
     ///
     /// # Errors
     /// If the servers have no such table, or rows cannot be reached within the patience.
+    #[boxed]
     pub async fn rows(&mut self, table: &str, ids: &[u64]) -> Result<FoundRows, LookupError> {
         let now = Instant::now();
         let deadline = now.checked_add(self.patience).unwrap_or(now + LONGEST);
@@ -196,6 +199,7 @@ impl Lookup {
     ///
     /// # Errors
     /// If the servers have no such table, or one of them does not answer.
+    #[boxed]
     pub async fn heat(&mut self, table: &str, most: u32) -> Result<Vec<ServerHeat>, LookupError> {
         self.dimension(table).await?;
         let heat = self.servers.iter().map(|server| server.heat(table, most));

@@ -1,6 +1,7 @@
 //! A watch on the epoch in which all sessions of a worker have reconciled.
 
 use shared_proto::ids::Epoch;
+use shared_proto::task::boxed;
 use tokio::sync::watch;
 
 use crate::error::ClientError;
@@ -25,6 +26,7 @@ impl Reconciled {
     ///
     /// # Errors
     /// If a session has ended.
+    #[boxed]
     pub async fn reaches(&mut self, epoch: Epoch) -> Result<(), ClientError> {
         for (shard, session) in (0u32..).zip(&mut self.0) {
             let there =

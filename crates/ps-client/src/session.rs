@@ -12,6 +12,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use shared_proto::ids::{Epoch, Task};
 use shared_proto::stream::Sender;
+use shared_proto::task;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -98,8 +99,7 @@ impl Session {
             answered: Notify::new(),
         };
         let closed = CancellationToken::new();
-        let until = closed.clone();
-        tokio::spawn(async move { until.run_until_cancelled(driver.run()).await });
+        task::spawn_until(closed.clone(), driver.run());
         Self {
             shard,
             state,

@@ -10,6 +10,7 @@ use shared_proto::payload::{Dtype, Elements};
 use shared_proto::planted;
 use shared_proto::step::{Gradients, Want};
 use shared_proto::table::Rows;
+use shared_proto::task::boxed;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use tokio::sync::watch;
@@ -175,6 +176,7 @@ impl Shards {
     /// # Errors
     /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent; else as the
     /// servers answer.
+    #[boxed]
     pub async fn initialize(&mut self, values: &[Elements]) -> Result<(), ClientError> {
         self.check_sizes(values, |_| true)?;
         self.check_finite(Clock(0), values, |_| true)?;
@@ -221,6 +223,7 @@ impl Shards {
     ///
     /// # Errors
     /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent.
+    #[boxed]
     pub async fn push(
         &mut self,
         clock: Clock,
@@ -240,6 +243,7 @@ impl Shards {
     }
 
     /// Asks for the weights that the step after `clock` wants, from servers that follow `view` or a later one.
+    #[boxed]
     pub async fn pull(&mut self, clock: Clock, view: ViewNumber, wants: &[Want]) -> WeightsTicket {
         let mut replies = Vec::new();
         let planned = Arc::clone(&self.plan);
@@ -256,6 +260,7 @@ impl Shards {
     ///
     /// # Errors
     /// As [`Self::push`].
+    #[boxed]
     pub async fn push_then_pull(
         &mut self,
         clock: Clock,
@@ -341,6 +346,7 @@ impl Shards {
     ///
     /// # Errors
     /// See the variants of [`ClientError`].
+    #[boxed]
     pub async fn next_weights(
         &mut self,
         ticket: &mut WeightsTicket,
@@ -418,6 +424,7 @@ impl PushTicket {
     ///
     /// # Errors
     /// See the variants of [`ClientError`].
+    #[boxed]
     pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
         let (mut blocks, mut receipts) = (Vec::new(), Vec::new());
         for mut reply in self.0 {

@@ -1,22 +1,18 @@
 //! A parameter server without a process or threads of its own: for simulations.
 
-use std::io;
 use std::time::Duration;
 
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
-use shared_proto::listener::serve_incoming;
+use shared_proto::connections::AcceptedStream;
 use shared_proto::security::Security;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Connected;
 
 use crate::error::PsError;
 use crate::row_settings::RowStorage;
 use crate::server::{Parts, Server};
-use crate::serving::MOST_STREAMS;
+use crate::serving::serve;
 
 pub use crate::following::Opener;
 
@@ -39,13 +35,7 @@ impl Embedded {
     ///
     /// # Errors
     /// See the variants of [`PsError`].
-    pub async fn serve<S>(
-        self,
-        incoming: impl Stream<Item = io::Result<S>> + 'static,
-    ) -> Result<(), PsError>
-    where
-        S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    {
+    pub async fn serve(self, incoming: AcceptedStream) -> Result<(), PsError> {
         let who = self.registration.clone();
         let membership = Membership::join(self.coordinator.clone(), who).await?;
         let server = Server::new(
@@ -65,7 +55,7 @@ impl Embedded {
         let outcome = tokio::select! {
             biased;
             outcome = server.follow(&mut place) => outcome,
-            _ = serve_incoming(server.sessions.clone(), MOST_STREAMS, incoming, server.stop.clone()) => Ok(()),
+            _ = serve(server.sessions.clone(), incoming, server.stop.clone()) => Ok(()),
         };
         // The last answers to workers are still on their way.
         tokio::time::sleep(Duration::from_millis(500)).await;

@@ -11,6 +11,7 @@ use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::{Role, RunNumber};
 use shared_proto::listener::Listener;
+use shared_proto::task::{self, boxed};
 use shared_proto::transport::Listen;
 
 use crate::error::PsError;
@@ -72,6 +73,7 @@ impl Settings {
 ///
 /// # Errors
 /// See the variants of [`PsError`].
+#[boxed(?Send)]
 pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     process.security.for_listening()?;
     let rows = settings.rows.storage()?;
@@ -189,7 +191,7 @@ async fn serve_job(
     };
     let threads = SessionThreads::start(settings.threads(), sessions, stop).map_err(listen)?;
     let connections = Connections::new(Port::Data, settings.connections.limits(&settings.listen));
-    let accepting = tokio::spawn(threads.accept(listener, connections, stop.clone()));
+    let accepting = task::spawn(threads.accept(listener, connections, stop.clone()));
 
     let mut place = Some(membership);
     let outcome = {

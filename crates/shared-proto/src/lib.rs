@@ -10,6 +10,7 @@
 //! - [`quiet`]: limits on log messages that callers can cause at will
 //! - [`staleness`]: the bound on a worker's lead
 //! - [`job`]: the job, one TOML file
+//! - [`mod@task`]: tasks and boxed futures, which are compiled once
 //! - [`table`]: rows of embedding tables
 //! - [`mod@planted`]: faults that tests must find
 //! - [`refusal`]: refusals of messages and their reasons
@@ -42,6 +43,7 @@ pub mod staleness;
 pub mod step;
 pub mod stream;
 pub mod table;
+pub mod task;
 pub mod transport;
 pub mod values;
 pub mod view;

@@ -3,17 +3,19 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
+#[cfg(feature = "s3")]
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{ObjectStore, RetryConfig};
 
 use crate::error::StorageError;
 use crate::secrets::Secrets;
 
 /// The number of retries of a request, and the time in which they must succeed. Callers have deadlines of their own.
+#[cfg(feature = "s3")]
 const RETRIES: usize = 6;
+#[cfg(feature = "s3")]
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Environment variables, as name and value.
@@ -49,31 +51,51 @@ impl Bucket {
             reason: secrets.hide(&reason),
         };
         let root = Path::parse(path).map_err(|error| refused(error.to_string()))?;
-        let builder = AmazonS3Builder::new().with_retry(RetryConfig {
-            max_retries: RETRIES,
-            retry_timeout: RETRY_TIMEOUT,
-            ..RetryConfig::default()
-        });
-        let known = pairs().filter_map(|(key, value)| {
-            let key = key.starts_with("AWS_").then(|| key.to_ascii_lowercase());
-            Some((key?.parse().ok()?, value))
-        });
-        let objects = known
-            .fold(builder, |builder, (key, value)| {
-                builder.with_config(key, value)
-            })
-            .with_bucket_name(name)
-            // Claims of checkpoints rely on it: of two runs that create the same file, one fails.
-            .with_conditional_put(S3ConditionalPut::ETagMatch)
-            .build()
-            .map_err(|error| refused(error.to_string()))?;
+        let objects = objects(name, variables).map_err(refused)?;
         Ok(Self {
-            objects: Arc::new(objects),
+            objects,
             root,
             location,
             secrets,
         })
     }
+}
+
+/// Returns the objects of a bucket, or the reason why they cannot be reached.
+#[cfg(feature = "s3")]
+fn objects(name: &str, variables: &Variables) -> Result<Arc<dyn ObjectStore>, String> {
+    use object_store::RetryConfig;
+    use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
+
+    let builder = AmazonS3Builder::new().with_retry(RetryConfig {
+        max_retries: RETRIES,
+        retry_timeout: RETRY_TIMEOUT,
+        ..RetryConfig::default()
+    });
+    let known = variables.iter().filter_map(|(key, value)| {
+        let key = key.starts_with("AWS_").then(|| key.to_ascii_lowercase());
+        Some((key?.parse().ok()?, value.as_str()))
+    });
+    let objects = known
+        .fold(builder, |builder, (key, value)| {
+            builder.with_config(key, value)
+        })
+        .with_bucket_name(name)
+        // Claims of checkpoints rely on it: of two runs that create the same file, one fails.
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .build();
+    objects
+        .map(|objects| Arc::new(objects) as Arc<dyn ObjectStore>)
+        .map_err(|error| error.to_string())
+}
+
+/// Refuses: this program cannot reach buckets.
+#[cfg(not(feature = "s3"))]
+fn objects(_: &str, _: &Variables) -> Result<Arc<dyn ObjectStore>, String> {
+    Err(
+        "this program was built without S3; build it with `--features s3`, or give a folder"
+            .to_owned(),
+    )
 }
 
 impl fmt::Debug for Bucket {

@@ -8,6 +8,7 @@ use shared_proto::ids::{Clock, Epoch, RunNumber};
 use shared_proto::job::{BatchNorm, Job, Mode, Schedule, StrategyName};
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want, WantedRows};
+use shared_proto::task::boxed;
 
 use crate::registry::Registry;
 use crate::replica::{DeviceReplicas, Mirror, Positions, Replica, ReplicaError, Step, StepsMade};
@@ -179,6 +180,7 @@ impl LearningRateCurve {
 ///
 /// # Errors
 /// If the range makes no sense; the data's or the model's.
+#[boxed(?Send)]
 pub async fn find_learning_rate(
     job: &Job,
     registry: &Registry,

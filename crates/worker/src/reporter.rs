@@ -8,6 +8,7 @@ use daemon::membership::{Membership, MembershipError, Sender, StepReports};
 use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch, Origin};
 use shared_proto::job::{Job, Mode};
+use shared_proto::task;
 use shared_proto::wire;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -93,12 +94,7 @@ impl Reporter {
             work: Arc::clone(&work),
             failure: Arc::clone(&failure),
         };
-        let stopped = stop.clone();
-        tokio::spawn(async move {
-            stopped
-                .run_until_cancelled(reports.send_all(counts, tell))
-                .await
-        });
+        task::spawn_until(stop.clone(), reports.send_all(counts, tell));
         Self {
             pending,
             work,

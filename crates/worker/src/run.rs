@@ -15,6 +15,7 @@ use shared_proto::ids::Role;
 use shared_proto::job::Job;
 use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
+use shared_proto::task::{self, boxed};
 use shared_proto::transport::Listen;
 use tokio_util::sync::CancellationToken;
 
@@ -86,6 +87,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// See the variants of [`WorkerError`].
+#[boxed(?Send)]
 pub async fn run(
     settings: Settings,
     registry: Registry,
@@ -167,7 +169,7 @@ async fn listen(
         security: process.security.clone(),
     };
     let places = Connections::new(Port::Data, settings.connections.limits(&settings.listen));
-    tokio::spawn(take_links(service, listener, places, stop));
+    task::spawn(take_links(service, listener, places, stop));
     Ok((exchange, address.to_string()))
 }
 

@@ -17,6 +17,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use shared_proto::task::boxed;
 use time::OffsetDateTime;
 
 use super::Store;
@@ -74,6 +75,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be read, or if the claim's file has other content.
+    #[boxed]
     pub async fn owner(&self) -> Result<Option<Claim>, CheckpointError> {
         for _ in 0..ROUNDS {
             let Some(term) = self.terms(OWNER).await?.into_iter().max() else {
@@ -100,6 +102,7 @@ impl Store {
     ///
     /// # Errors
     /// [`CheckpointError::Elsewhere`], or as [`owner`](Self::owner).
+    #[boxed]
     pub async fn owned_by(&self, run: &str) -> Result<Self, CheckpointError> {
         match self.owner().await? {
             Some(claim) if claim.run == run => Ok(self.clone().of_run(run)),
@@ -112,6 +115,7 @@ impl Store {
     ///
     /// # Errors
     /// [`CheckpointError::Taken`] if another run is alive; or if the store cannot be read.
+    #[boxed]
     pub async fn watch_owner(
         &self,
         run: &str,
@@ -135,6 +139,7 @@ impl Store {
     /// # Errors
     /// [`CheckpointError::Taken`] if another claim was made meanwhile; or if the store cannot be read or
     /// written to.
+    #[boxed]
     pub async fn claim(
         &self,
         mut claim: Claim,
@@ -154,6 +159,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be read or written to.
+    #[boxed]
     pub async fn try_claim(&self, claim: &Claim) -> Result<bool, CheckpointError> {
         let content = serde_json::to_vec_pretty(claim);
         let content = content.map_err(|error| CheckpointError::Storage {
@@ -184,6 +190,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be written to.
+    #[boxed]
     pub async fn beat(&self, claim: &Claim, beat: u64) -> Result<(), CheckpointError> {
         self.pulse(claim, beat.to_string()).await
     }
@@ -192,6 +199,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be written to.
+    #[boxed]
     pub async fn release(&self, claim: &Claim) -> Result<(), CheckpointError> {
         self.pulse(claim, RELEASED.to_owned()).await
     }
@@ -200,6 +208,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`owner`](Self::owner).
+    #[boxed]
     pub async fn is_released(&self) -> Result<bool, CheckpointError> {
         let Some(claim) = self.owner().await? else {
             return Ok(false);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use shared_proto::planted;
+use shared_proto::task::boxed;
 
 use super::{MANIFEST, Store};
 use crate::error::CheckpointError;
@@ -36,6 +37,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be read.
+    #[boxed]
     pub async fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
         let folders = self.folders().await?;
         let mut numbers: Vec<u64> = folders.iter().filter_map(|name| number_of(name)).collect();
@@ -57,6 +59,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be read or written to.
+    #[boxed]
     pub async fn prune(&self, keep: usize) -> Result<Vec<u64>, CheckpointError> {
         let own = self.own().await?;
         let complete: Vec<u64> = own
@@ -141,6 +144,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be written to.
+    #[boxed]
     pub async fn remove_file(&self, number: u64, name: &str) -> Result<(), CheckpointError> {
         self.files
             .remove(&folder_name(number), &[name.to_owned()])

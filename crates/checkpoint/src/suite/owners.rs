@@ -134,7 +134,7 @@ async fn each_deletes_its_own(store: Store) {
     }
     assert_eq!(numbers(&store.list().await.unwrap()), [1, 2, 4, 5, 9]);
     let of_a = |manifest: &Manifest| manifest.run == "a";
-    assert_eq!(b.before_of(9, of_a).await.unwrap().unwrap().number, 5);
+    assert_eq!(b.before_of(9, &of_a).await.unwrap().unwrap().number, 5);
     assert_eq!(b.before(9).await.unwrap().unwrap().number, 5);
 }
 

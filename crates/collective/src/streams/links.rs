@@ -12,6 +12,7 @@ use futures_util::future::{join_all, try_join_all};
 use parking_lot::Mutex;
 use shared_proto::ids::Epoch;
 use shared_proto::network::Network;
+use shared_proto::task::boxed;
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
@@ -69,6 +70,7 @@ impl StreamLinks {
     ///
     /// # Errors
     /// The rank that cannot be reached.
+    #[boxed]
     pub async fn connect(&self, root: Rank) -> Result<(), LinkError> {
         self.open(schedule::peers(self.rank, root, self.peers.len()))
             .await
@@ -78,6 +80,7 @@ impl StreamLinks {
     ///
     /// # Errors
     /// The rank that cannot be reached.
+    #[boxed]
     pub async fn connect_among(&self, ranks: Range<Rank>) -> Result<(), LinkError> {
         self.open(schedule::peers_among(self.rank, ranks)).await
     }
@@ -87,6 +90,7 @@ impl StreamLinks {
     ///
     /// # Errors
     /// The rank that cannot be reached.
+    #[boxed]
     pub async fn connect_star(&self, center: Rank, root: Rank) -> Result<(), LinkError> {
         let ranks = self.peers.len();
         let peers: BTreeSet<Rank> = match self.rank == center {
@@ -105,6 +109,7 @@ impl StreamLinks {
     }
 
     /// Closes the links so that the peers receive all that was sent. Returns once they have closed theirs too, or after `patience`.
+    #[boxed]
     pub async fn close(self, patience: Duration) {
         let open = self.links.into_iter().filter_map(OnceCell::into_inner);
         let _ = timeout(patience, join_all(open.map(Link::close))).await;

@@ -3,25 +3,24 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
-use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::stream::{Stream, unfold};
+use futures_util::future::BoxFuture;
+use futures_util::stream::unfold;
 use http::{Request, Response};
-use shared_proto::connections::{Caller, Connections};
+use shared_proto::connections::{AcceptedStream, Caller, Connections};
 use shared_proto::ids::Role;
 use shared_proto::listener::{self, Listener};
 use shared_proto::security::{Security, crowded};
 use shared_proto::stream::{self, BodyKind, Bounds, Incoming, Sender};
+use shared_proto::task::{self, boxed};
+use shared_proto::transport;
 use shared_proto::wire::{self, link_message::Kind};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::body::Body;
-use tonic::server::NamedService;
-use tonic::transport::server::Connected;
 use tower::Service;
 
 use super::exchange::Exchange;
@@ -51,10 +50,6 @@ pub struct LinkService {
     pub security: Security,
 }
 
-impl NamedService for LinkService {
-    const NAME: &'static str = wire::collective_server::SERVICE_NAME;
-}
-
 impl Service<Request<Body>> for LinkService {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -74,15 +69,13 @@ impl LinkService {
     ///
     /// # Errors
     /// hyper's.
-    pub async fn serve<C>(
+    pub fn serve(
         self,
-        incoming: impl Stream<Item = io::Result<C>>,
+        incoming: AcceptedStream,
         stop: CancellationToken,
-    ) -> Result<(), tonic::transport::Error>
-    where
-        C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    {
-        listener::serve_incoming(self, MOST_STREAMS, incoming, stop).await
+    ) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
+        let server = transport::server().max_concurrent_streams(MOST_STREAMS);
+        listener::serve(server, self, incoming, stop)
     }
 
     fn begin(&self, request: Request<Body>) -> Response<Body> {
@@ -93,12 +86,13 @@ impl LinkService {
         };
         let (outgoing, body) = stream::body(OUTGOING, BodyKind::Response);
         let incoming = Incoming::new(request.into_body());
-        tokio::spawn(greet(self.exchange.clone(), caller, outgoing, incoming));
+        task::spawn(greet(self.exchange.clone(), caller, outgoing, incoming));
         stream::response(body)
     }
 }
 
 /// Takes links on the thread of the caller until `stop`.
+#[boxed]
 pub async fn take_links(
     service: LinkService,
     listener: Listener,
@@ -113,10 +107,9 @@ pub async fn take_links(
             }
         }
     };
-    let connections = Box::pin(unfold((listener, places), accept));
-    let security = service.security.clone();
-    let served = listener::serve(service, MOST_STREAMS, &security, connections, stop).await;
-    if let Err(error) = served {
+    let connections = unfold((listener, places), accept);
+    let incoming = listener::incoming(&service.security, connections);
+    if let Err(error) = service.serve(incoming, stop).await {
         tracing::error!(%error, "no more links are taken");
     }
 }

@@ -9,7 +9,6 @@ use shared_proto::connections::Caller;
 use shared_proto::security::crowded;
 use tonic::body::Body;
 use tonic::codegen;
-use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
 
@@ -28,10 +27,6 @@ const OPEN: [&str; 7] = [
 /// A service that distinguishes the connections of members from others.
 #[derive(Clone)]
 pub(crate) struct Counted<S>(pub(crate) S);
-
-impl<S: NamedService> NamedService for Counted<S> {
-    const NAME: &'static str = S::NAME;
-}
 
 impl<S, B> Service<Request<Body>> for Counted<S>
 where

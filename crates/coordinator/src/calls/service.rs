@@ -9,6 +9,7 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Origin, Role, Task};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::table::TableSpec;
+use shared_proto::task;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::View;
 use shared_proto::wire;
@@ -375,7 +376,7 @@ impl Coordinator for Service {
         let differences = request.differences;
         let mut views = active.shared.views();
         let over = active.over.clone();
-        tokio::spawn(async move {
+        task::spawn(async move {
             let forward = async {
                 let mut known = Vec::new();
                 loop {

@@ -153,7 +153,7 @@ async fn find_before(
     let lineage = shared.look(|cluster, _| cluster.lineage());
     let ours = |manifest: &Manifest| lineage.has(store.location(), manifest);
     loop {
-        match store.before_of(damaged.number, ours).await {
+        match store.before_of(damaged.number, &ours).await {
             Ok(Some(manifest)) => return kept(store, &manifest),
             Ok(None) => return Err("there is none before it".to_owned()),
             Err(error) if error.is_of_store() => {

@@ -9,6 +9,7 @@ use checkpoint::Store;
 use daemon::Offload;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, run_dir};
+use shared_proto::task;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -79,8 +80,8 @@ impl Recorder {
         Ok(Self {
             dir: dir.to_owned(),
             lines,
-            writer: tokio::spawn(write(file, queue, events, Arc::clone(&history))),
-            events: tokio::spawn(tensorboard::write(dir.to_owned(), store, queue_of_events)),
+            writer: task::spawn(write(file, queue, events, Arc::clone(&history))),
+            events: task::spawn(tensorboard::write(dir.to_owned(), store, queue_of_events)),
             history,
         })
     }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch};
 use shared_proto::planted;
 use shared_proto::refusal::Refusal;
+use shared_proto::task;
 use shared_proto::view::View;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
@@ -173,7 +174,7 @@ impl Shared {
         if waits {
             let shared = Arc::clone(self);
             // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
-            let settled = tokio::spawn(async move { shared.settle(changes).await });
+            let settled = task::spawn(async move { shared.settle(changes).await });
             let _ = settled.await;
         }
         if full {

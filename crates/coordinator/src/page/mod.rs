@@ -21,6 +21,7 @@ use daemon::http::serve_pages;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use shared_proto::security::Security;
+use shared_proto::task;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -70,7 +71,7 @@ impl Page {
                 .route("/status.json", get(status))
                 .with_state(Arc::clone(&served));
             let stop = CancellationToken::new();
-            tokio::spawn(serve_pages(listener, app, security.clone(), stop.clone()));
+            task::spawn(serve_pages(listener, app, security.clone(), stop.clone()));
             stop.drop_guard()
         };
         Self {

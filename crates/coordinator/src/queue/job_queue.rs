@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use metrics::{counter, gauge};
 use parking_lot::Mutex;
 use shared_proto::refusal::Refusal;
+use shared_proto::task;
 use shared_proto::wire;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
@@ -204,7 +205,7 @@ impl JobQueue {
     ) -> Result<T, QueueError> {
         let queue = Arc::clone(self);
         // A task of its own, so that a persisted change is published even if the caller is cancelled.
-        let changed = tokio::spawn(async move {
+        let changed = task::spawn_with_result(async move {
             let mut store = Arc::clone(&queue.store).lock_owned().await;
             let before = queue.jobs.lock().clone();
             let mut after = before.clone();

@@ -6,12 +6,11 @@ use checkpoint::Store;
 use daemon::Offload;
 use redb::StorageBackend;
 use serde_json::Value;
+use shared_proto::connections::AcceptedStream;
 use shared_proto::job::Job;
 use shared_proto::security::Security;
-use tokio::io::{AsyncRead, AsyncWrite};
+use shared_proto::task;
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
-use tonic::transport::server::Connected;
 
 use super::begin::{Restore, Resume, Wish, begin};
 use super::error::CoordinatorError;
@@ -43,14 +42,11 @@ impl<B: StorageBackend> Embedded<B> {
     /// # Errors
     /// If the state cannot be read or written, another run owns the store of checkpoints, or there is
     /// nothing in it to begin with.
-    pub async fn coordinate<S>(
+    pub async fn coordinate(
         self,
-        incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+        incoming: AcceptedStream,
         tell: impl Fn(Value) + Send + 'static,
-    ) -> Result<Summary, CoordinatorError>
-    where
-        S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    {
+    ) -> Result<Summary, CoordinatorError> {
         let place = Path::new("(in memory)");
         let state = State::over(self.storage).map_err(|error| CoordinatorError::State {
             path: place.to_owned(),
@@ -76,7 +72,7 @@ impl<B: StorageBackend> Embedded<B> {
         };
         let (running, work) = parts.build(incoming);
         // Persisted records are passed on, however the coordinator ends.
-        tokio::spawn(async move {
+        task::spawn(async move {
             while let Some(record) = queue.recv().await {
                 tell(serde_json::to_value(record).unwrap_or_default());
             }

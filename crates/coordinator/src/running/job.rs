@@ -7,6 +7,7 @@ use std::time::Duration;
 use daemon::Offload;
 use daemon::process::Process;
 use shared_proto::job::{Job, run_dir};
+use shared_proto::task;
 use tokio::task::JoinHandle;
 
 use super::begin::{Begun, Restore, Resume, Wish, begin, here, open_store};
@@ -85,7 +86,7 @@ impl Beginning<'_> {
         Ok(Work {
             entry,
             running,
-            work: tokio::spawn(work),
+            work: task::spawn(work),
             recorder,
         })
     }

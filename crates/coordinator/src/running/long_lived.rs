@@ -11,6 +11,7 @@ use std::sync::Arc;
 use daemon::process::Process;
 use shared_proto::connections::{Connections, Port};
 use shared_proto::job::{Job, run_dir};
+use shared_proto::task;
 use shared_proto::transport::Listen;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -152,14 +153,8 @@ fn spawn_server(
         Port::Coordinator,
         settings.connections.limits(&Listen::Tcp(settings.listen)),
     );
-    let incoming = Box::pin(connections.incoming(listener));
-    match process.security.is_listening_encrypted() {
-        true => {
-            let incoming = Box::pin(process.security.secured(incoming));
-            tokio::spawn(serve(service, incoming, stop))
-        }
-        false => tokio::spawn(serve(service, incoming, stop)),
-    }
+    let incoming = process.security.accepted(connections.incoming(listener));
+    task::spawn_with_result(serve(service, incoming, stop))
 }
 
 impl LongLived<'_> {

@@ -7,13 +7,11 @@ use std::time::Duration;
 use daemon::Offload;
 use daemon::process::Process;
 use daemon::settings::AfterJob;
-use shared_proto::connections::{Connections, Port};
+use shared_proto::connections::{AcceptedStream, Connections, Port};
 use shared_proto::job::run_dir;
+use shared_proto::task::{self, boxed};
 use shared_proto::transport::Listen;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio_stream::Stream;
-use tonic::transport::server::Connected;
 
 use super::begin::{Restore, Resume, Wish, begin, here, open_store};
 use super::error::CoordinatorError;
@@ -33,6 +31,7 @@ const AFTERLIFE: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// See the variants of [`CoordinatorError`]; a failed job is one of them.
+#[boxed(?Send)]
 pub async fn run(settings: Settings, process: Process) -> Result<(), CoordinatorError> {
     process.security.for_listening()?;
     if settings.http.is_some() {
@@ -111,28 +110,20 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         offload: Offload::Threads,
         security: process.security.clone(),
     };
-    let incoming = Box::pin(connections.incoming(listener));
-    if process.security.is_listening_encrypted() {
-        let incoming = Box::pin(process.security.secured(incoming));
-        serve(parts, incoming, (recorder, browsers), &dir, &process).await
-    } else {
-        serve(parts, incoming, (recorder, browsers), &dir, &process).await
-    }
+    let incoming = process.security.accepted(connections.incoming(listener));
+    serve(parts, incoming, (recorder, browsers), &dir, &process).await
 }
 
 /// Serves a job to its end, or until the process is told to shut down.
-async fn serve<S>(
+async fn serve(
     parts: Parts,
-    incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+    incoming: AcceptedStream,
     (recorder, browsers): (Recorder, Option<TcpListener>),
     dir: &Path,
     process: &Process,
-) -> Result<(), CoordinatorError>
-where
-    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-{
+) -> Result<(), CoordinatorError> {
     let (running, work) = parts.build(incoming);
-    let work = tokio::spawn(work);
+    let work = task::spawn_with_result(work);
     let shared = &running.shared;
     let page = Page::serve(&process.security, browsers);
     page.show(Some(ShownJob {

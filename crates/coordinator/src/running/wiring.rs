@@ -6,18 +6,17 @@ use std::time::Duration;
 
 use checkpoint::{CheckpointError, Claim, Store};
 use daemon::Offload;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use shared_proto::connections::Caller;
+use shared_proto::connections::{AcceptedStream, Caller};
+use shared_proto::listener;
 use shared_proto::security::Security;
 use shared_proto::transport;
 use shared_proto::view::View;
 use shared_proto::wire::coordinator_server::CoordinatorServer;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
 use super::begin::{Begun, Keeping};
@@ -71,16 +70,13 @@ pub(crate) struct Running {
 impl Parts {
     /// Builds a coordinator of one job. Returns it and its work, which serves calls, ends leases, persists changes and works in
     /// the store, until the coordinator is told to stop.
-    pub(crate) fn build<S>(
+    pub(crate) fn build(
         self,
-        incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+        incoming: AcceptedStream,
     ) -> (
         Running,
         impl Future<Output = Result<(), tonic::transport::Error>> + Send + 'static,
-    )
-    where
-        S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    {
+    ) {
         let security = self.security.clone();
         let (running, work) = self.start();
         let service = Service {
@@ -138,23 +134,17 @@ impl Parts {
 }
 
 /// Serves calls until `stop`.
-pub(crate) fn serve<S>(
+pub(crate) fn serve(
     service: Service,
-    incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+    incoming: AcceptedStream,
     stop: CancellationToken,
-) -> impl Future<Output = Result<(), tonic::transport::Error>> + Send + 'static
-where
-    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-{
+) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
     let admit = admit(service.current_job.security.clone());
-    transport::server()
+    let server = transport::server()
         .max_concurrent_streams(MOST_STREAMS)
-        .timeout(MOST_TIME)
-        .add_service(Counted(InterceptedService::new(
-            CoordinatorServer::new(service),
-            admit,
-        )))
-        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+        .timeout(MOST_TIME);
+    let service = InterceptedService::new(CoordinatorServer::new(service), admit);
+    listener::serve(server, Counted(service), incoming, stop)
 }
 
 impl Running {

@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use shared_proto::ids::Origin;
+use shared_proto::task::boxed;
 use shared_proto::wire;
 use tonic::{Response, Status};
 
@@ -27,6 +28,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn register_variables(
         &self,
         request: wire::RegisterVariablesRequest,
@@ -40,6 +42,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn finish_initialization(&self, origin: Origin) -> Result<(), MembershipError> {
         let request = wire::FinishInitializationRequest {
             origin: Some(origin.into()),
@@ -53,6 +56,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn shard_map(&self, origin: Origin) -> Result<wire::ShardMap, MembershipError> {
         let request = wire::ShardMapRequest {
             origin: Some(origin.into()),
@@ -65,6 +69,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn join_ring(
         &self,
         request: wire::JoinRingRequest,
@@ -77,6 +82,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn lease_work(
         &self,
         origin: Origin,
@@ -94,6 +100,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn report(
         &self,
         origin: Origin,
@@ -106,6 +113,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn report_evaluation(
         &self,
         origin: Origin,
@@ -133,6 +141,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn stop(&self, job: String) -> Result<(), MembershipError> {
         let request = wire::StopRequest { job };
         let call = |mut client: Calls, request| async move { client.stop(request).await };
@@ -143,6 +152,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn status(&self) -> Result<wire::Status, MembershipError> {
         let call = |mut client: Calls, request| async move { client.get_status(request).await };
         self.send(wire::StatusRequest {}, call).await

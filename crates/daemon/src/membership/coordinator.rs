@@ -11,6 +11,7 @@ use shared_proto::ids::Role;
 use shared_proto::network::{Network, SystemNetwork};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::{Credentials, Mismatch, Security, certificate_error, chain_of};
+use shared_proto::task::boxed;
 use shared_proto::transport::CALL_TIMEOUT;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::sync::Notify;
@@ -108,6 +109,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// If no interface leads there.
+    #[boxed]
     pub async fn reachable(&self, address: String) -> Result<String, MembershipError> {
         let port = match address.parse::<SocketAddr>() {
             Ok(listening) if listening.ip().is_unspecified() => listening.port(),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use shared_proto::ids::RunNumber;
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::task::boxed;
 use shared_proto::transport::CALL_TIMEOUT;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
@@ -49,6 +50,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn submit_job(
         &self,
         request: wire::SubmitJobRequest,
@@ -61,6 +63,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn list_jobs(
         &self,
         id: Option<u64>,
@@ -87,6 +90,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn read_records(
         &self,
         id: u64,
@@ -101,6 +105,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn cancel_job(
         &self,
         id: u64,
@@ -115,6 +120,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
+    #[boxed]
     pub async fn job(&self) -> Result<wire::JobReply, MembershipError> {
         let call = |mut client: Calls, request| async move { client.get_job(request).await };
         self.send(wire::JobRequest { wait: false }, call).await

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use parking_lot::Mutex;
 use shared_proto::ids::Epoch;
 use shared_proto::planted;
+use shared_proto::task::boxed;
 use shared_proto::wire;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -61,6 +62,7 @@ impl StepReports {
     ///
     /// # Errors
     /// See the variants of [`MembershipError`]. The error may be that of an earlier report without a reply.
+    #[boxed]
     pub async fn report(
         &mut self,
         request: wire::FinishStepRequest,
@@ -79,6 +81,7 @@ impl StepReports {
 
     /// Waits until the stream has ended, because a report without a reply was refused, or because the connection broke. The next report
     /// then repeats what is unconfirmed. Waits for ever if no stream is open.
+    #[boxed]
     pub async fn ended(&mut self) {
         let Some(open) = self.open.get_mut() else {
             return std::future::pending().await;

@@ -9,6 +9,7 @@ use collective::Algorithm;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
+use shared_proto::task;
 
 use self::rank::Rank;
 use super::{failed, median};
@@ -114,7 +115,7 @@ fn measure(
     algorithm: Option<&str>,
 ) -> Result<f64, CommandError> {
     let runtime = rank::runtime()?;
-    runtime.block_on(async {
+    task::block_on(&runtime, async {
         let plan = rank::Plan {
             elements: size / size_of::<f32>(),
             ranks,

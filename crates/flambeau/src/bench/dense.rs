@@ -12,6 +12,7 @@ use serde::Serialize;
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, Mode, Optimizer, Wire};
 use shared_proto::payload::Dtype;
+use shared_proto::task;
 
 use self::worker::Worker;
 use super::tcp::Reference;
@@ -126,22 +127,22 @@ fn measure(arguments: &Arguments, size: usize, in_flight: usize) -> Result<Row, 
         .enable_all()
         .build()
         .map_err(CommandError::file("the runtime"))?;
-    let mut bench = runtime.block_on(Bench::start(arguments, size))?;
+    let mut bench = task::block_on(&runtime, Bench::start(arguments, size))?;
     let mut sequential = Reference::start(size, false)?;
     let mut overlapped = Reference::start(size, true)?;
     let time = Duration::from_secs_f64(arguments.seconds / TURNS as f64);
     // A short turn warms up before the measured ones.
-    runtime.block_on(bench.turn(time / 4, in_flight))?;
+    task::block_on(&runtime, bench.turn(time / 4, in_flight))?;
     sequential.measure(time / 4)?;
     overlapped.measure(time / 4)?;
     let (mut turns, mut alone, mut beside) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..TURNS {
         alone.push(median(sequential.measure(time)?));
         beside.push(median(overlapped.measure(time)?));
-        turns.push(runtime.block_on(bench.turn(time, in_flight))?);
+        turns.push(task::block_on(&runtime, bench.turn(time, in_flight))?);
     }
     let (peak, wire) = (bench.peak_over_held(), Dtype::from(bench.wire));
-    runtime.block_on(bench.stop());
+    task::block_on(&runtime, bench.stop());
     let [sequential, overlapped] = [alone, beside].map(median);
     let rate = median(turns.iter().map(|t| t.round_trips_per_second).collect());
     let mut seconds: Vec<f64> = turns.iter().flat_map(|t| t.seconds.clone()).collect();

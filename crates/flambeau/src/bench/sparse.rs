@@ -17,6 +17,7 @@ use ps_server::RowSettings;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::Role;
 use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, Storage, TableSettings, Wire};
+use shared_proto::task;
 
 use self::replicas::Kind;
 use self::worker::Worker;
@@ -277,7 +278,7 @@ fn measure(
         lookups: false,
         http: None,
     };
-    let mut cluster = runtime.block_on(LocalCluster::start(&job, dir.path(), plan))?;
+    let mut cluster = task::block_on(&runtime, LocalCluster::start(&job, dir.path(), plan))?;
     let workers = arguments.workers.unwrap_or(kind.workers());
     let workers: Vec<Worker> = (0..workers)
         .map(|index| Worker::start(&cluster, kind, &job, index))
@@ -312,7 +313,7 @@ fn measure(
     let steps_per_second = rate(|turn| turn.steps_per_second);
     let count = workers.len() as u32;
     drop(workers);
-    runtime.block_on(cluster.stop());
+    task::block_on(&runtime, cluster.stop());
     Ok(Row {
         kind: kind.name(),
         table_rows,

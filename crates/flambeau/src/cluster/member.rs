@@ -1,5 +1,6 @@
 //! A member of a local cluster: a process of its own, or a thread of this one.
 
+use shared_proto::task;
 use std::path::Path;
 
 use daemon::Ready;
@@ -38,7 +39,7 @@ impl Running {
             return Said::Nothing;
         };
         let log = log.to_owned();
-        tokio::spawn(async move {
+        task::spawn(async move {
             let mut more = lines.into_inner();
             if let Ok(file) = tokio::fs::OpenOptions::new().append(true).open(&log).await {
                 let _ = tokio::io::copy_buf(&mut more, &mut { file }).await;
@@ -52,7 +53,9 @@ impl Running {
         if let Self::Process(child) = self
             && let Some(mut said) = child.stdout.take()
         {
-            tokio::spawn(async move { tokio::io::copy(&mut said, &mut tokio::io::sink()).await });
+            task::spawn(async move {
+                let _ = tokio::io::copy(&mut said, &mut tokio::io::sink()).await;
+            });
         }
     }
 

@@ -11,6 +11,7 @@ use shared_proto::ids::{Clock, Epoch, Task};
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::stream::{Incoming, Sender};
+use shared_proto::task;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use shared_proto::wire::server_message::Kind as ServerKind;
@@ -237,7 +238,7 @@ impl Driver {
     /// Sends a request again after [`NOT_YET`], because the initialiser is at work.
     fn ask_again_later(&self, sequence: u64) {
         let state = Arc::clone(&self.state);
-        tokio::spawn(async move {
+        task::spawn(async move {
             loop {
                 sleep(NOT_YET).await;
                 let (message, outgoing) = {

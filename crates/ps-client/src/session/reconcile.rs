@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use shared_proto::ids::Epoch;
+use shared_proto::task;
 use shared_proto::wire;
 use tokio::sync::{oneshot, watch};
 
@@ -56,7 +57,7 @@ impl Driver {
             state.reports += 1;
             state.reached = state.reached.max(epoch);
         }
-        tokio::spawn(async move {
+        task::spawn(async move {
             if losses.send(loss).await.is_err() || reported.await.is_err() {
                 // The coordinator has refused the report, or the worker's membership is over.
                 drop(reconcile.send_replace(Err(ClientError::Unreported(shard))));

@@ -19,6 +19,7 @@ use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use shared_proto::ids::{Epoch, Generation, RunNumber};
+use shared_proto::task;
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
@@ -145,7 +146,7 @@ impl Follower {
         let _over = over.clone().drop_guard();
         let mut views = membership.views(over.clone());
         // The reports have a task of their own: a commit may wait for a checkpoint, and the reports show its progress.
-        tokio::spawn(over.run_until_cancelled_owned(reports(Arc::clone(&self.shard), membership)));
+        task::spawn_until(over, reports(Arc::clone(&self.shard), membership));
         let mut registered = Registered {
             membership,
             looked_up: Epoch(0),
@@ -210,7 +211,7 @@ impl Follower {
             self.shard.close();
         }
         let saved = membership.drained();
-        tokio::spawn(async move {
+        task::spawn(async move {
             if saved.await {
                 drained.cancel();
             }

@@ -11,15 +11,19 @@ use std::net::{SocketAddr, TcpListener as StdListener};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use shared_proto::connections::{Caller, Connections, Limits, Port};
+use futures_util::future::BoxFuture;
+use http::Response;
+use shared_proto::connections::{AcceptedStream, Caller, Connections, Limits, Port};
+use shared_proto::listener;
 use shared_proto::security::Security;
+use shared_proto::task::block_on;
 use shared_proto::transport;
 use shared_proto::wire::lookup_server::LookupServer;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Connected;
+use tonic::body::Body;
+use tonic::service::interceptor::{InterceptedService, ResponseBody};
+use tower::util::MapResponse;
 
 use self::service::Lookups;
 use crate::error::PsError;
@@ -126,7 +130,7 @@ impl LookupThread {
                 };
                 let served = accept(lookups, listener, connections, stop.clone());
                 // An unfinished call must not delay the end of the process.
-                runtime.block_on(async {
+                block_on(&runtime, async {
                     tokio::select! {
                         () = served => {}
                         () = drained => {}
@@ -152,12 +156,8 @@ async fn accept(
 ) {
     let served = async {
         let listener = TcpListener::from_std(listener)?;
-        let incoming = Box::pin(connections.incoming(listener));
-        let security = lookups.security().clone();
-        let served = match security.is_listening_encrypted() {
-            true => serve(lookups, Box::pin(security.secured(incoming)), stop).await,
-            false => serve(lookups, incoming, stop).await,
-        };
+        let incoming = lookups.security().accepted(connections.incoming(listener));
+        let served = serve(lookups, incoming, stop).await;
         served.map_err(std::io::Error::other)
     };
     if let Err(error) = served.await {
@@ -165,31 +165,25 @@ async fn accept(
     }
 }
 
-async fn serve<S>(
+fn serve(
     lookups: Lookups,
-    incoming: impl Stream<Item = std::io::Result<S>>,
+    incoming: AcceptedStream,
     stop: CancellationToken,
-) -> Result<(), tonic::transport::Error>
-where
-    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-{
+) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
     let security: Security = lookups.security().clone();
     let service = LookupServer::new(lookups).max_decoding_message_size(MOST_REQUEST_BYTES as usize);
-    let admitted = tonic::service::interceptor::InterceptedService::new(
-        service,
-        move |request: tonic::Request<()>| {
-            security.check_token(request.metadata().as_ref(), request.extensions())?;
-            // A connection may stay for as long as requests come.
-            let caller = Caller::of(request.extensions());
-            caller.into_iter().for_each(Caller::called);
-            Ok(request)
-        },
-    );
-    transport::server()
+    let admitted = InterceptedService::new(service, move |request: tonic::Request<()>| {
+        security.check_token(request.metadata().as_ref(), request.extensions())?;
+        // A connection may stay for as long as requests come.
+        let caller = Caller::of(request.extensions());
+        caller.into_iter().for_each(Caller::called);
+        Ok(request)
+    });
+    let whole = |answer: Response<ResponseBody<Body>>| answer.map(Body::new);
+    let admitted = MapResponse::new(admitted, whole);
+    let server = transport::server()
         .max_concurrent_streams(MOST_STREAMS)
         .initial_stream_window_size(MOST_REQUEST_BYTES)
-        .initial_connection_window_size(MOST_REQUEST_BYTES)
-        .add_service(admitted)
-        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-        .await
+        .initial_connection_window_size(MOST_REQUEST_BYTES);
+    listener::serve(server, admitted, incoming, stop)
 }

@@ -11,4 +11,4 @@ mod session;
 mod threads;
 
 pub(crate) use service::Sessions;
-pub(crate) use threads::{MOST_STREAMS, SessionThreads};
+pub(crate) use threads::{SessionThreads, serve};

@@ -13,7 +13,6 @@ use shared_proto::stream::{self, BodyKind, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::body::Body;
-use tonic::server::NamedService;
 use tower::Service;
 
 use super::limits::Greeted;
@@ -32,10 +31,6 @@ pub(crate) struct Sessions {
     pub(crate) shutdown: CancellationToken,
     pub(crate) security: Security,
     pub(crate) greeted: Arc<Greeted>,
-}
-
-impl NamedService for Sessions {
-    const NAME: &'static str = shared_proto::wire::parameter_server_server::SERVICE_NAME;
 }
 
 impl Service<Request<Body>> for Sessions {

@@ -4,8 +4,11 @@
 use std::io;
 use std::thread::JoinHandle;
 
-use shared_proto::connections::Connections;
+use futures_util::future::BoxFuture;
+use shared_proto::connections::{AcceptedStream, Connections};
 use shared_proto::listener::{self, Connection, Listener};
+use shared_proto::task::block_on;
+use shared_proto::transport;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +19,7 @@ use super::service::Sessions;
 const WAITING: usize = 64;
 
 /// The most concurrent streams of one connection. Workers open one.
-pub(crate) const MOST_STREAMS: u32 = 4;
+const MOST_STREAMS: u32 = 4;
 
 /// Threads that serve sessions.
 pub(crate) struct SessionThreads {
@@ -40,10 +43,10 @@ impl SessionThreads {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()?;
-            let serve = serve(sessions.clone(), queue, stop.clone());
+            let serve = serve_queue(sessions.clone(), queue, stop.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("sessions-{index}"))
-                .spawn(move || runtime.block_on(serve))?;
+                .spawn(move || block_on(&runtime, serve))?;
             threads.push(thread);
             connections.push(sender);
         }
@@ -78,11 +81,23 @@ impl SessionThreads {
 }
 
 /// Serves the connections of one thread.
-async fn serve(sessions: Sessions, queue: mpsc::Receiver<Connection>, stop: CancellationToken) {
-    let security = sessions.security.clone();
-    let connections = ReceiverStream::new(queue);
-    let served = listener::serve(sessions, MOST_STREAMS, &security, connections, stop).await;
-    if let Err(error) = served {
+async fn serve_queue(
+    sessions: Sessions,
+    queue: mpsc::Receiver<Connection>,
+    stop: CancellationToken,
+) {
+    let incoming = listener::incoming(&sessions.security, ReceiverStream::new(queue));
+    if let Err(error) = serve(sessions, incoming, stop).await {
         tracing::error!(%error, "a thread of sessions has ended");
     }
+}
+
+/// Serves sessions on these connections until `stop`.
+pub(crate) fn serve(
+    sessions: Sessions,
+    incoming: AcceptedStream,
+    stop: CancellationToken,
+) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
+    let server = transport::server().max_concurrent_streams(MOST_STREAMS);
+    listener::serve(server, sessions, incoming, stop)
 }

@@ -7,7 +7,6 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
-use tonic::transport::server::Connected;
 
 use super::pool::Standing;
 use super::{Caller, FIRST_BYTES, IDLE, OPENING, Place};
@@ -153,13 +152,5 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(context)
-    }
-}
-
-impl<S> Connected for Guarded<S> {
-    type ConnectInfo = Caller;
-
-    fn connect_info(&self) -> Caller {
-        self.caller().clone()
     }
 }

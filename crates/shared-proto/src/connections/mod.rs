@@ -6,6 +6,7 @@
 //! flood displaces only its own connections, and a caller that authenticates is admitted. [`Caller::admit`] makes a
 //! connection a member's. Members are never displaced.
 
+mod accepted;
 mod guarded;
 mod pool;
 
@@ -15,11 +16,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::Stream;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
 use http::Extensions;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tonic::transport::server::TlsConnectInfo;
 
+pub use accepted::{Accepted, AcceptedStream, Peer};
 pub use guarded::Guarded;
 use pool::{Connection, Dropped, Pool};
 
@@ -174,15 +176,12 @@ impl Connections {
     }
 
     /// Returns the connections of a TCP port that find a place.
-    pub fn incoming(
-        self,
-        listener: TcpListener,
-    ) -> impl Stream<Item = io::Result<Guarded<TcpStream>>> {
-        futures_util::stream::unfold((self, listener), async |(connections, listener)| {
+    pub fn incoming(self, listener: TcpListener) -> BoxStream<'static, Guarded<TcpStream>> {
+        let accept = async |(connections, listener): (Self, TcpListener)| {
             let (stream, place) = connections.accept(&listener).await;
-            let next = Ok(Guarded::new(stream, place));
-            Some((next, (connections, listener)))
-        })
+            Some((Guarded::new(stream, place), (connections, listener)))
+        };
+        futures_util::stream::unfold((self, listener), accept).boxed()
     }
 
     fn open(&self, peer: Option<SocketAddr>) -> Option<Place> {
@@ -230,9 +229,8 @@ pub struct Caller {
 impl Caller {
     /// Returns the caller of a request; none where connections are not counted, as in simulations.
     pub fn of(extensions: &Extensions) -> Option<&Self> {
-        let secured = extensions.get::<TlsConnectInfo<Self>>();
-        secured
-            .map(TlsConnectInfo::get_ref)
+        Peer::of(extensions)
+            .and_then(Peer::caller)
             .or_else(|| extensions.get())
     }
 

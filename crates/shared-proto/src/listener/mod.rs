@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, UnixListener};
 use crate::connections::{Connections, Place};
 use crate::transport::Listen;
 
-pub use serve::{StreamService, serve, serve_incoming};
+pub use serve::{incoming, serve};
 
 /// A connection on its way to the thread that will serve it.
 pub enum Connection {

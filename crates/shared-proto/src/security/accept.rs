@@ -1,25 +1,25 @@
 //! Connections of callers: their handshakes, and refusals, which are logged and counted.
 
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt};
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
 use metrics::counter;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{ReadAhead, SecureStream, Security, certificate_error};
-use crate::connections::Guarded;
+use super::{ReadAhead, Security, certificate_error};
+use crate::connections::{Accepted, AcceptedStream, Guarded};
 use crate::quiet::Quiet;
 
 /// The longest time for a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// The most handshakes at a time.
-const HANDSHAKES: usize = 1024;
+/// The handshakes of a listener that may run at a time; more wait.
+pub(crate) const HANDSHAKES: usize = 1024;
 
 /// Reasons for refusing a connection or call.
 pub(super) const CERTIFICATE: &str = "certificate";
@@ -39,52 +39,47 @@ enum Audience {
 }
 
 impl Security {
-    /// Returns the connections of a listener that has a certificate, after their handshakes. If a handshake fails, or
+    /// Returns the connections of a port for processes, after their handshakes if this process listens encrypted. If a handshake fails, or
     /// takes more than five seconds, the connection is closed and counted. If callers must have certificates, those
-    /// that pass are members. Up to 1,024 handshakes run at a time; more wait.
-    pub fn secured<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
-        &self,
-        incoming: S,
-    ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
-        self.handshakes(incoming, Audience::Processes)
+    /// that pass are members.
+    pub fn accepted(&self, connections: BoxStream<'static, Guarded<TcpStream>>) -> AcceptedStream {
+        self.handshakes(connections, Audience::Processes)
     }
 
-    /// Returns the connections of a port for browsers after their handshakes, as [`secured`](Self::secured) does. Callers
+    /// Returns the connections of a port for browsers, as [`accepted`](Self::accepted) does. Callers
     /// need no certificates, so the port must check the token.
-    pub fn secured_for_browsers<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
+    pub fn accepted_from_browsers(
         &self,
-        incoming: S,
-    ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
-        self.handshakes(incoming, Audience::Browsers)
+        connections: BoxStream<'static, Guarded<TcpStream>>,
+    ) -> AcceptedStream {
+        self.handshakes(connections, Audience::Browsers)
     }
 
-    fn handshakes<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
+    fn handshakes(
         &self,
-        incoming: S,
+        connections: BoxStream<'static, Guarded<TcpStream>>,
         audience: Audience,
-    ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
+    ) -> AcceptedStream {
         let security = self.clone();
-        let greet = move |connection: io::Result<Guarded<TcpStream>>| {
+        let greet = move |connection| {
             let security = security.clone();
-            async move {
-                match connection {
-                    Ok(connection) => security.greet(connection, audience).await.map(Ok),
-                    Err(error) => Some(Err(error)),
-                }
-            }
+            async move { security.greet(connection, audience).await.map(Ok) }
         };
-        let greeted = incoming.map(greet).buffer_unordered(HANDSHAKES);
-        greeted.filter_map(std::future::ready)
+        let greeted = connections.map(greet).buffer_unordered(HANDSHAKES);
+        greeted.filter_map(std::future::ready).boxed()
     }
 
-    async fn greet(
-        &self,
-        connection: Guarded<TcpStream>,
-        audience: Audience,
-    ) -> Option<SecureStream> {
+    /// Returns a connection of a port for processes after its handshake, if this process listens encrypted; none if it fails.
+    pub(crate) async fn accept(&self, connection: Guarded<TcpStream>) -> Option<Accepted> {
+        self.greet(connection, Audience::Processes).await
+    }
+
+    async fn greet(&self, connection: Guarded<TcpStream>, audience: Audience) -> Option<Accepted> {
+        if !self.is_listening_encrypted() {
+            return Some(connection.into());
+        }
         let mutual = audience == Audience::Processes && self.demands_certificates();
         let material = self.material();
-        // Users of this function check for a certificate first.
         let acceptor = match audience {
             Audience::Processes => material.listener.clone()?,
             Audience::Browsers => material.for_browsers.clone()?,
@@ -94,7 +89,10 @@ impl Security {
         let accept = acceptor.accept(ReadAhead::new(connection)).into_fallible();
         match timeout(HANDSHAKE, accept).await {
             Ok(Ok(_)) if mutual && !caller.admit() => {}
-            Ok(Ok(stream)) => return Some(stream),
+            Ok(Ok(stream)) => {
+                let certificates = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
+                return Some(Accepted::secured(stream, caller, certificates.as_deref()));
+            }
             Ok(Err((error, connection))) if certificate_error(&error).is_some() => {
                 refused(CERTIFICATE, peer, &error);
                 hang_up(connection.into_inner()).await;

@@ -22,25 +22,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use http::{Extensions, HeaderMap, HeaderValue, header};
 use rustls::pki_types::ServerName;
 use subtle::{Choice, ConstantTimeEq};
-use tokio::net::TcpStream;
 use tonic::service::Interceptor;
-use tonic::transport::server::TlsConnectInfo;
 use tonic::{Request, Status};
 
 pub use self::dial::Remote;
 pub use self::error::{Mismatch, SecurityError, certificate_error, chain_of};
 
+pub(crate) use self::accept::HANDSHAKES;
 use self::accept::{CERTIFICATE, TOKEN, refused};
 use self::material::{Contents, Material};
-pub use self::read_ahead::ReadAhead;
+use self::read_ahead::ReadAhead;
 use self::reload::Known;
-use crate::connections::{Caller, Guarded};
+use crate::connections::{Caller, Peer};
 use crate::ids::Role;
 use crate::planted;
 use crate::transport;
-
-/// A TCP connection after the handshake, in which the caller has shown its certificate if one is demanded.
-pub type SecureStream = tokio_rustls::server::TlsStream<ReadAhead<Guarded<TcpStream>>>;
 
 /// The files that a process is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -267,9 +263,7 @@ pub fn crowded() -> Status {
 }
 
 fn has_role(extensions: &Extensions, role: Role) -> bool {
-    let info = extensions.get::<TlsConnectInfo<Caller>>();
-    let certificates = info.and_then(TlsConnectInfo::peer_certs);
-    let first = certificates.as_ref().and_then(|chain| chain.first());
+    let first = Peer::of(extensions).and_then(Peer::certificate);
     let first = first.and_then(|der| webpki::EndEntityCert::try_from(der).ok());
     let name = ServerName::try_from(name_of(role)).ok();
     first

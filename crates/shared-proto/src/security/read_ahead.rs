@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
 
 /// The bytes that are read at a time from a new connection, and from one on which much has arrived.
 const FIRST: usize = 4 << 10;
@@ -14,7 +13,7 @@ const MOST: usize = 256 << 10;
 /// A connection that reads more than it is asked for. rustls asks for 4 KiB at a time, which costs a system call each. The
 /// buffer grows with the bytes that arrive at once, so an idle connection has a small one.
 #[derive(Debug)]
-pub struct ReadAhead<S> {
+pub(super) struct ReadAhead<S> {
     io: S,
     buffer: Vec<u8>,
     /// The part of the buffer that has not been handed on.
@@ -30,11 +29,6 @@ impl<S> ReadAhead<S> {
             start: 0,
             end: 0,
         }
-    }
-
-    /// Returns the connection.
-    pub fn get_ref(&self) -> &S {
-        &self.io
     }
 
     /// Returns the connection. Bytes that were read ahead are lost.
@@ -92,14 +86,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ReadAhead<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(context)
-    }
-}
-
-impl<S: Connected> Connected for ReadAhead<S> {
-    type ConnectInfo = S::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.io.connect_info()
     }
 }
 

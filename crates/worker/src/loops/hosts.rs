@@ -19,6 +19,7 @@ use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
 use shared_proto::security::{Security, SecurityFiles};
+use shared_proto::task;
 use shared_proto::transport::{Listen, MAX_MESSAGE_BYTES, is_address};
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 use tokio::task::unconstrained;
@@ -226,7 +227,7 @@ impl HostGroup {
             security: security.clone(),
         };
         let places = Connections::new(Port::Data, Limits::of(MOST_LINKS, None));
-        tokio::spawn(take_links(service, listener, places, stop.clone()));
+        task::spawn(take_links(service, listener, places, stop.clone()));
         let peer = |(index, address): (usize, &String)| Peer {
             task: hosts.identity(index).task,
             address: address.clone(),

@@ -6,6 +6,7 @@ use daemon::membership::Membership;
 use futures_util::future::select_all;
 use metrics::counter;
 use shared_proto::ids::{Task, names};
+use shared_proto::task;
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 use tokio::sync::watch;
@@ -101,7 +102,7 @@ pub(super) fn tell_waits<const PARTS: usize>(
         }
     };
     let stop = CancellationToken::new();
-    tokio::spawn(stop.clone().run_until_cancelled_owned(tell));
+    task::spawn_until(stop.clone(), tell);
     stop.drop_guard()
 }
 

@@ -16,6 +16,7 @@ use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
 use shared_proto::security::Security;
+use shared_proto::task;
 use shared_proto::transport::Listen;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
@@ -98,7 +99,7 @@ impl Listening {
         };
         let stop = CancellationToken::new();
         let places = Connections::new(Port::Data, Limits::of(256, None));
-        tokio::spawn(take_links(service, listener, places, stop.clone()));
+        task::spawn(take_links(service, listener, places, stop.clone()));
         Ok(Self {
             exchange,
             address: address.to_string(),

@@ -14,6 +14,7 @@ use shared_proto::network::SystemNetwork;
 use shared_proto::security::Security;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::hash;
+use shared_proto::task;
 use worker::registry::Registry;
 use worker::replica::{ModelReplica, Positions, Prepared, Replica, Step};
 use worker::strategy::{Joining, ParameterServer, Stores, Strategy};
@@ -67,13 +68,13 @@ impl Worker {
                     Err(error) => return drop(tell.send(Err(failed(&error)))),
                 };
                 let member = Member::join(&address, security, kind, job, index);
-                let mut member = match runtime.block_on(member) {
+                let mut member = match task::block_on(&runtime, member) {
                     Ok(member) => member,
                     Err(error) => return drop(tell.send(Err(error))),
                 };
                 let _ = tell.send(Ok(Turn::default()));
                 while let Ok(order) = queue.recv() {
-                    let turn = runtime.block_on(member.obey(order));
+                    let turn = task::block_on(&runtime, member.obey(order));
                     let _ = tell.send(turn);
                 }
             })

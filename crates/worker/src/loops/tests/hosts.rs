@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::replica::panic_message;
+use shared_proto::task;
 
 /// Returns addresses of ports that are free. Each call has a loopback address of its own, so that no other test takes the ports before
 /// the hosts listen on them.
@@ -336,7 +337,7 @@ fn hosts_with_different_lists_refuse_each_other() {
 async fn a_loop_on_several_hosts_may_run_within_an_asynchronous_runtime() {
     let sums = on_each(&["cpu", "cpu"], |strategy| {
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(async {
+        task::block_on(&runtime, async {
             let strategy = strategy.unwrap();
             let mut model = strategy.scope(3, net).unwrap();
             // Many, because a task has a budget of operations.

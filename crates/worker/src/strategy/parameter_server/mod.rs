@@ -10,6 +10,7 @@ use ps_client::{ClientError, MapSource, PulledBlock, PushTicket, Shards, Weights
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::planted;
 use shared_proto::step::{EVERY_BATCH, Gradients, Want};
+use shared_proto::task;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -108,8 +109,8 @@ impl ParameterServer {
         let stop = CancellationToken::new();
         let maps = fetch_maps(membership, source);
         let losses = tell_losses(membership, lost);
-        tokio::spawn(stop.clone().run_until_cancelled_owned(maps));
-        tokio::spawn(stop.clone().run_until_cancelled_owned(losses));
+        task::spawn_until(stop.clone(), maps);
+        task::spawn_until(stop.clone(), losses);
         Ok(Self {
             shards,
             next: None,

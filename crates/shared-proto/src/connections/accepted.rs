@@ -1,0 +1,145 @@
+//! A connection of any kind, so that what serves it is compiled once.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_util::stream::BoxStream;
+use http::Extensions;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+use super::{Caller, Guarded};
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Io for S {}
+
+/// An accepted connection.
+pub struct Accepted {
+    io: Box<dyn Io>,
+    peer: Peer,
+}
+
+/// The connections of a port, after their handshakes.
+pub type AcceptedStream = BoxStream<'static, io::Result<Accepted>>;
+
+/// What is known of the peer of a connection. Each request has it as an extension.
+#[derive(Clone, Default)]
+pub struct Peer {
+    caller: Option<Caller>,
+    /// The chain of certificates that the peer has shown.
+    certificates: Option<Arc<[CertificateDer<'static>]>>,
+}
+
+impl Peer {
+    /// Returns the peer that has sent a request; none where connections are not counted, as in simulations.
+    pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
+        extensions.get()
+    }
+
+    /// Returns the peer's place at the port.
+    pub(crate) fn caller(&self) -> Option<&Caller> {
+        self.caller.as_ref()
+    }
+
+    /// Returns the certificate that names the peer.
+    pub(crate) fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.certificates.as_ref()?.first()
+    }
+}
+
+impl Accepted {
+    /// Takes a connection whose caller has shown these certificates, after its handshake.
+    pub(crate) fn secured(
+        io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        caller: Caller,
+        certificates: Option<&[CertificateDer<'static>]>,
+    ) -> Self {
+        let peer = Peer {
+            caller: Some(caller),
+            certificates: certificates.map(Arc::from),
+        };
+        Self {
+            io: Box::new(io),
+            peer,
+        }
+    }
+
+    /// Takes a connection that no port has counted, as in simulations.
+    pub fn uncounted(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        let peer = Peer::default();
+        Self {
+            io: Box::new(io),
+            peer,
+        }
+    }
+
+    /// Returns the connection's place at its port.
+    pub fn caller(&self) -> Option<&Caller> {
+        self.peer.caller()
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> From<Guarded<S>> for Accepted {
+    fn from(connection: Guarded<S>) -> Self {
+        let peer = Peer {
+            caller: Some(connection.caller().clone()),
+            certificates: None,
+        };
+        Self {
+            io: Box::new(connection),
+            peer,
+        }
+    }
+}
+
+impl Connected for Accepted {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Accepted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Accepted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
