@@ -4,7 +4,8 @@
 # installed Rust toolchain, under the same tags. Then the Dockerfiles and the compose file under test are
 # the ones that users run.
 #
-#   tests/compose/base-images.sh            needs a Docker engine; to make images also debootstrap, and root
+#   tests/compose/base-images.sh                   needs a Docker engine; to make images also debootstrap, and root
+#   tests/compose/base-images.sh --without-rust    leaves out the image that programs are built in
 #
 # Grafana is in no package: it is pulled or it is missing, which is said and is no error.
 set -euo pipefail
@@ -110,11 +111,12 @@ provide() {
     fi
 }
 
+[[ $* == "" || $* == --without-rust ]] || fail "usage: $0 [--without-rust]"
 docker version >/dev/null 2>&1 || fail "no Docker engine answers"
 debian=$(argument BASE_IMAGE)
 rust=$(argument RUST_IMAGE)
 [[ -n $debian && -n $rust ]] || fail "$dockerfile does not say BASE_IMAGE and RUST_IMAGE"
 provide "$debian" make_debian
-provide "$rust" make_rust
+[[ ${1:-} == --without-rust ]] || provide "$rust" make_rust
 provide "prom/prometheus:$(variable PROMETHEUS_VERSION)" make_prometheus
 provide "grafana/grafana:$(variable GRAFANA_VERSION)"

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use tests::{Cluster, eventually};
+use tests::{Cluster, eventually, runs_slow_tests};
 
 use super::program;
 
@@ -12,6 +12,9 @@ const WINDOWS: [&str; 2] = ["1280,900", "500,900"];
 
 /// Returns a browser of the Chromium family. If there is none, prints that the test is skipped.
 fn browser() -> Option<PathBuf> {
+    if !runs_slow_tests("the live page and the report in a browser") {
+        return None;
+    }
     let given = std::env::var_os("FLAMBEAU_TEST_BROWSER").map(PathBuf::from);
     let usual = ["chromium", "chromium-browser", "google-chrome"].map(PathBuf::from);
     let mut candidates = given.into_iter().chain(usual);

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 use tempfile::TempDir;
-use tests::{children, eventually, exists};
+use tests::{children, eventually, exists, runs_slow_tests};
 
 use crate::{data_set, program};
 
@@ -134,6 +134,9 @@ fn kilobytes(process: &Process) -> u64 {
 
 #[test]
 fn killed_again_and_again_the_job_finishes_as_well() {
+    if !runs_slow_tests("a job of which each role is killed again and again") {
+        return;
+    }
     let told = |name: &str| std::env::var(name).ok();
     let kills = told("FLAMBEAU_TEST_KILLS").map_or(KILLS, |number| number.parse().unwrap());
     let seed = told("FLAMBEAU_TEST_SEED").map_or_else(rand::random, |seed| seed.parse().unwrap());

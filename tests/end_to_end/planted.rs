@@ -1,27 +1,15 @@
-//! Faults that are planted in the processes (`shared-proto/src/planted`), and programs without faults.
+//! Faults that are planted in the processes (`shared-proto/src/planted`).
 
-use crate::program;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The environment variable that names the fault of a process. Only a program with faults contains its name.
-const VARIABLE: &[u8] = b"PLANTED_FAULT";
-
-#[test]
-fn a_program_has_faults_only_if_it_is_built_with_them() {
-    let program = std::fs::read(program().0).unwrap();
-    let has_faults = program.windows(VARIABLE.len()).any(|part| part == VARIABLE);
-    assert_eq!(has_faults, cfg!(feature = "planted-faults"));
-}
+use shared_proto::planted::{Fault, VARIABLE};
+use tests::runs_slow_tests;
 
 /// Each fault makes the test fail that is listed with it.
-#[cfg(feature = "planted-faults")]
 #[test]
 fn planted_faults_are_found() {
-    use std::process::Command;
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-    use shared_proto::planted::{Fault, VARIABLE};
-
     const FOUND_BY: &[(Fault, &str)] = &[
         (
             Fault::LateIsTaken,
@@ -88,6 +76,9 @@ fn planted_faults_are_found() {
             "modes::the_staleness_of_a_worker_that_computes_ahead_is_measured",
         ),
     ];
+    if !runs_slow_tests("faults that are planted in processes") {
+        return;
+    }
     let found_by = FOUND_BY.iter().map(|(fault, _)| fault);
     assert!(found_by.eq(Fault::END_TO_END), "each fault has a test");
     // Returns the result of a test, with a fault or with none.

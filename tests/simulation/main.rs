@@ -16,7 +16,6 @@ mod network;
 mod pairs;
 mod pause;
 mod plan;
-#[cfg(feature = "planted-faults")]
 mod planted;
 mod repeat;
 mod rings;
@@ -29,16 +28,17 @@ use std::num::NonZeroUsize;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use tests::runs_slow_tests;
 use world::World;
 
-/// Seeds in the test command.
-const SEEDS: u64 = 200;
+/// Seeds in the test command, and with the slow tests.
+const SEEDS: [u64; 2] = [40, 200];
 
 /// Seeds that are run twice, in fresh processes.
 const TWICE: u64 = 20;
 
-/// Seeds of worlds of rings in the test command, and those of them that are run twice.
-const RING_SEEDS: u64 = 100;
+/// Seeds of worlds of rings in the test command and with the slow tests, and those of them that are run twice.
+const RING_SEEDS: [u64; 2] = [20, 100];
 const RINGS_TWICE: u64 = 10;
 
 /// The tests that run worlds.
@@ -70,7 +70,7 @@ fn in_any_world_of_rings_what_was_promised_holds() {
 }
 
 /// Runs the worlds of all seeds, or of the one that the environment names.
-fn run_all(seeds: u64, run: impl Fn(u64) + Sync) {
+fn run_all([few, many]: [u64; 2], run: impl Fn(u64) + Sync) {
     let seeds = match told("FLAMBEAU_SIM_SEED") {
         Some(seed) => {
             let _ = tracing_subscriber::fmt()
@@ -78,7 +78,13 @@ fn run_all(seeds: u64, run: impl Fn(u64) + Sync) {
                 .try_init();
             seed..seed + 1
         }
-        None => 0..told("FLAMBEAU_SIM_SEEDS").unwrap_or(seeds),
+        None => {
+            let seeds = || match runs_slow_tests(&format!("{} of {many} seeds", many - few)) {
+                true => many,
+                false => few,
+            };
+            0..told("FLAMBEAU_SIM_SEEDS").unwrap_or_else(seeds)
+        }
     };
     // Each world has one thread, and shares nothing with the others.
     let next = AtomicU64::new(seeds.start);

@@ -156,6 +156,18 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// Returns whether the slow tests run too, as in CI. Otherwise prints that `what` is not tested here.
+pub fn runs_slow_tests(what: &str) -> bool {
+    let runs = std::env::var_os(SLOW).is_some();
+    if !runs {
+        say(&format!("SKIPPED: {what}: set {SLOW}=1, as CI does"));
+    }
+    runs
+}
+
+/// The environment variable with which the slow tests run too.
+const SLOW: &str = "FLAMBEAU_TEST_SLOW";
+
 /// Sends SIGTERM.
 pub fn terminate(process: u32) {
     let pid = Pid::from_raw(process as i32).unwrap();
