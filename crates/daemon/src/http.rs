@@ -153,7 +153,7 @@ pub async fn serve(
     Ok(address)
 }
 
-/// Serves pages to browsers until `shutdown`, over TLS if the process listens encrypted. A request has its [`Caller`]
+/// Serves pages to browsers until `shutdown`, over TLS if the process listens encrypted. A request has its [`Caller`](shared_proto::connections::Caller)
 /// as an extension, so that the application can check the token.
 #[boxed]
 pub async fn serve_pages(
