@@ -52,7 +52,7 @@ impl Peer {
 }
 
 impl Accepted {
-    /// Takes a connection whose caller has shown these certificates, after its handshake.
+    /// Wraps a connection after its TLS handshake. `certificates` is the chain that the peer has shown.
     pub(crate) fn secured(
         io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         caller: Caller,
@@ -68,7 +68,7 @@ impl Accepted {
         }
     }
 
-    /// Takes a connection that no port has counted, as in simulations.
+    /// Wraps a connection that no port has counted, as in simulations.
     pub fn uncounted(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         let peer = Peer::default();
         Self {
