@@ -196,7 +196,7 @@ fn a_run_directory_in_which_a_coordinator_is_at_work_is_left_alone() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("another coordinator is at work"), "{said}");
-    assert!(dir.join("coordinator.redb").exists());
+    assert!(dir.join("coordinator.state").exists());
 }
 
 #[test]

@@ -260,6 +260,11 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
     ),
     ("checkpoint.increments", "checkpoint.increments=0", Resumes),
     (
+        "checkpoint.on_full_disk",
+        "checkpoint.on_full_disk=stop",
+        Resumes,
+    ),
+    (
         "early_stopping.metric",
         "early_stopping.metric=accuracy",
         Resumes,
@@ -434,7 +439,7 @@ fn a_copy_of_a_run_goes_on_beside_the_copy() {
         assert!(resumed.status.success(), "{resumed:?}");
     }
     // The records that are left tell that it is a run directory.
-    std::fs::remove_file(copy.join("coordinator.redb")).unwrap();
+    std::fs::remove_file(copy.join("coordinator.state")).unwrap();
     let job = format!("{copied}/job.toml");
     let again = ["train", &job, &restore, "--quiet", "--device", "cpu"];
     let resumed = program().run(&[&again[..], &["--steps", "40"]].concat());

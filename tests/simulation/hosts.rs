@@ -118,7 +118,7 @@ impl World {
                 tokio::time::sleep(SECOND).await;
                 let embedded = Embedded {
                     job: world.job.clone(),
-                    storage: redb::backends::InMemoryBackend::new(),
+                    storage: crate::disk::Disk::default().open(),
                     checkpoints: world.stores.seen_from(SECOND_COORDINATOR),
                     restore: world.seed.is_multiple_of(2),
                     run: "ffffffffffffffff".to_owned(),

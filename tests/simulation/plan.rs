@@ -16,6 +16,8 @@ pub(crate) struct Plan {
     pub(crate) store: bool,
     /// The disk with the coordinator's state fails.
     pub(crate) disk: bool,
+    /// The files of the coordinator's state are damaged while no process has them open. The operator repairs what is refused.
+    pub(crate) damages: bool,
     /// The coordinator's state is lost, and the job continues from its checkpoints.
     pub(crate) loses_state: bool,
     /// A second coordinator is started for the same store.
@@ -42,6 +44,7 @@ impl Plan {
         let (second, stops, repeats) = (has(0.1), has(0.35), has(0.3));
         let (many_blocks, skip, fail) = (has(0.05), has(0.15), has(0.03));
         let drains = has(0.3);
+        let damages = has(0.4);
         // A run that cannot raise its counter for long may rightly lose its store.
         let second_coordinator = second && !loses_state;
         Self {
@@ -50,6 +53,7 @@ impl Plan {
             doomed: seed % 4 == 1 && !loses_state,
             store,
             disk,
+            damages,
             loses_state,
             second_coordinator,
             stops,

@@ -133,7 +133,14 @@ impl<'w> Trouble<'w> {
             return;
         }
         if name == "coordinator" {
-            self.world.disk.kill(&mut self.rng);
+            // After a loss of power, damage of the newest change looks like a write that was cut short.
+            let damages = self.world.plan.damages && self.rng.random_bool(0.6);
+            let machine_dies = !damages && self.rng.random_range(0..3) > 0;
+            self.world.disk.kill(machine_dies, &mut self.rng);
+            if damages {
+                let what = self.world.disk.damage(&mut self.rng);
+                self.say(sim, format!("the coordinator's state is damaged: {what}"));
+            }
         }
         self.world.pauses.of(name).go_on();
         sim.crash(name);

@@ -215,7 +215,7 @@ impl World {
             let damaged = ["is damaged", "another writer's"];
             let damaged = damaged.iter().any(|part| error.contains(part));
             of_store && !damaged && self.stores.is_to_blame(name, now)
-                || of_disk && name == "coordinator" && self.disk.has_failed()
+                || of_disk && name == "coordinator" && (self.disk.has_failed() || self.disk.repair())
                 // A new run has begun. It may have claimed the store between a server's registration and its look.
                 || other_run && self.plan.loses_state
         };

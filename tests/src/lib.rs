@@ -126,18 +126,25 @@ impl Daemon {
 
     /// Returns the answer of its metrics endpoint to `/path`.
     pub fn http(&self, path: &str) -> String {
-        use std::io::{Read, Write};
-        let mut stream = std::net::TcpStream::connect(self.ready.metrics).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
+        http_get(&self.ready.metrics.to_string(), path).unwrap()
     }
+}
+
+/// Returns the answer of an HTTP server to `/path`.
+///
+/// # Errors
+/// If there is none.
+pub fn http_get(address: &str, path: &str) -> std::io::Result<String> {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 impl Drop for Daemon {

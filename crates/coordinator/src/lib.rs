@@ -25,6 +25,7 @@ pub use cluster::Summary;
 pub use cluster::fuzzing;
 pub use keeping::history::History;
 pub use keeping::keeper::can_begin_with;
-pub use keeping::state::is_at_work;
+pub use keeping::log::StateError;
+pub use keeping::state::{is_at_work, state_files};
 pub use page::report;
 pub use running::{CoordinatorError, Settings, embedded, read_job, run};

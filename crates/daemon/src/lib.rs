@@ -4,6 +4,7 @@
 //! - [`settings`]: the settings of all processes, and a job's flags
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
 //! - [`Offload`]: runs work that would hold up messages
+//! - [`output`]: the log, and what is printed
 //! - [`http`]: `/metrics`, `/healthz` and `/readyz`
 //! - [`status`]: the status of a cluster as JSON
 //! - [`clusters`]: the running coordinators of this machine, for `flambeau status`
@@ -15,6 +16,7 @@ mod descriptors;
 pub mod http;
 pub mod membership;
 mod offload;
+pub mod output;
 pub mod process;
 pub mod settings;
 pub mod status;

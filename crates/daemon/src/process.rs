@@ -1,6 +1,7 @@
 //! A main function: log, metrics, signals, exit code.
 
 use std::fmt::Display;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, Once};
@@ -21,6 +22,7 @@ use crate::Ready;
 use crate::descriptors;
 use crate::http::{self, Readiness};
 use crate::membership::{Coordinator, Membership, MembershipError};
+use crate::output::Log;
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
 /// The exit code of a process that a second signal ends during its shutdown: 128 + SIGTERM.
@@ -73,8 +75,10 @@ impl Process {
             metrics: self.metrics,
         };
         self.announced.call_once(|| match &self.announcement {
-            Announcement::Stdout(format) => println!("{}", ready.line(*format)),
             // A starter that is gone does not need the addresses.
+            Announcement::Stdout(format) => {
+                let _ = writeln!(std::io::stdout(), "{}", ready.line(*format));
+            }
             Announcement::Channel(starter) => drop(starter.try_send(ready)),
         });
     }
@@ -235,7 +239,7 @@ pub fn main<E: Failure>(
         return match http::ask_health(settings.metrics_listen) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("not well: {error}");
+                crate::noteln!("not well: {error}");
                 ExitCode::FAILURE
             }
         };
@@ -369,7 +373,8 @@ pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
         .map_err(|error| format!("--log {filter:?} is not a log filter: {error}"))?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(Log::to_stderr)
+        .log_internal_errors(false)
         .with_ansi(false)
         .with_target(false);
     match format {

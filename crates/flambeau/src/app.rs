@@ -1,5 +1,6 @@
 //! The command line: its subcommands, and the module that runs each.
 
+use daemon::noteln;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -198,7 +199,7 @@ fn finish(outcome: Result<(), CommandError>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("flambeau: {error}");
+            noteln!("flambeau: {error}");
             match error {
                 // The exit code that shells give to a process that SIGINT has ended.
                 CommandError::Interrupted | CommandError::Stopped { .. } => ExitCode::from(130),

@@ -5,6 +5,7 @@ mod authority;
 mod folder;
 mod rotate;
 
+use daemon::outln;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -89,13 +90,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         None => make(&arguments.dir, holders, arguments.days)?,
     };
     if made.is_empty() {
-        println!("{dir} has all that is needed; nothing was changed");
+        outln!("{dir} has all that is needed; nothing was changed");
         return Ok(());
     }
     for name in made {
-        println!("wrote {dir}/{name}");
+        outln!("wrote {dir}/{name}");
     }
-    println!(
+    outln!(
         "give each process its role's folder and no other, by --tls-ca, --tls-cert, --tls-key and --token-file; keep {AUTHORITY_KEY} to yourself"
     );
     Ok(())

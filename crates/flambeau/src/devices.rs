@@ -2,6 +2,7 @@
 
 use clap::Args;
 use comfy_table::{Table, presets};
+use daemon::{out, outln};
 use serde_json::{Value, json};
 use worker::device::{Found, Gpu, Gpus, find};
 
@@ -20,9 +21,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) {
     let found = find();
     if arguments.json {
-        println!("{}", json(&found));
+        outln!("{}", json(&found));
     } else {
-        print!("{}", text(&found));
+        out!("{}", text(&found));
     }
 }
 

@@ -1,5 +1,6 @@
 //! `flambeau eval`: evaluates a run's weights again.
 
+use daemon::outln;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -44,10 +45,10 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), Comm
         for (name, value) in numbers {
             object[format!("test_{name}")] = serde_json::json!(value);
         }
-        println!("{object}");
+        outln!("{object}");
     } else {
         for (name, value) in metrics {
-            println!("test {name} {value:.4}");
+            outln!("test {name} {value:.4}");
         }
     }
     Ok(())

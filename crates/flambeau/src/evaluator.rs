@@ -1,5 +1,6 @@
 //! `flambeau evaluator`: a process that evaluates the checkpoints of a run as they come, beside the training.
 
+use daemon::{noteln, outln};
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -221,12 +222,12 @@ impl<'a> Beside<'a> {
                 Err(CommandError::Checkpoint(error))
                     if error.is_retryable() && !self.arguments.once =>
                 {
-                    eprintln!("{error}; trying again every {} s", self.arguments.every);
+                    noteln!("{error}; trying again every {} s", self.arguments.every);
                 }
                 Err(error) => return Err(error),
             }
             if !std::mem::replace(&mut announced, true) {
-                eprintln!("waiting for checkpoints at {}", self.arguments.location);
+                noteln!("waiting for checkpoints at {}", self.arguments.location);
             }
             tokio::time::sleep(Duration::from_secs_f64(self.arguments.every)).await;
         }
@@ -295,15 +296,16 @@ impl<'a> Beside<'a> {
             line.append_to(&path)?;
         }
         if self.arguments.json {
-            println!("{}", line.to_json());
+            outln!("{}", line.to_json());
         } else {
             let metrics = line.metrics.iter();
             let metrics: String = metrics
                 .map(|(name, value)| format!("  {name} {:.4}", value.0))
                 .collect();
-            println!(
+            outln!(
                 "checkpoint {:>4}, step {:>7}:{metrics}",
-                line.checkpoint, line.steps
+                line.checkpoint,
+                line.steps
             );
         }
         Ok(())

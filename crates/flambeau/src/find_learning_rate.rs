@@ -1,5 +1,6 @@
 //! `flambeau find-learning-rate`: the loss by the learning rate, in a short training with rising rates.
 
+use daemon::{out, outln};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -55,8 +56,8 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         plot::learning_rates(&curve, path)?;
     }
     match arguments.json {
-        true => println!("{}", as_json(&curve)),
-        false => print!("{}", shown(&curve)),
+        true => outln!("{}", as_json(&curve)),
+        false => out!("{}", shown(&curve)),
     }
     Ok(())
 }

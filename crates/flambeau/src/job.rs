@@ -1,5 +1,6 @@
 //! `flambeau job`: writes job files.
 
+use daemon::{out, outln};
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -25,7 +26,7 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
 
 fn write_template(path: &Path) -> Result<(), CommandError> {
     if path.as_os_str() == "-" {
-        print!("{TEMPLATE}");
+        out!("{TEMPLATE}");
         return Ok(());
     }
     let write = || {
@@ -33,6 +34,6 @@ fn write_template(path: &Path) -> Result<(), CommandError> {
         std::io::Write::write_all(&mut file, TEMPLATE.as_bytes())
     };
     write().map_err(CommandError::file(path))?;
-    println!("wrote {}; flambeau train {0} runs it", path.display());
+    outln!("wrote {}; flambeau train {0} runs it", path.display());
     Ok(())
 }

@@ -4,6 +4,7 @@
 
 mod shown;
 
+use daemon::{noteln, outln};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -109,7 +110,7 @@ pub(crate) fn submit(arguments: Submit) -> Result<(), CommandError> {
     let mut job = read_job(Some(&arguments.file), flags)?;
     if let Some(dir) = job.run_dir.take() {
         let dir = dir.display();
-        eprintln!("flambeau: the coordinator gives the job a folder; run_dir {dir} does not count");
+        noteln!("flambeau: the coordinator gives the job a folder; run_dir {dir} does not count");
     }
     let request = SubmitJobRequest {
         job_toml: job.to_toml(),
@@ -121,13 +122,13 @@ pub(crate) fn submit(arguments: Submit) -> Result<(), CommandError> {
         let reply = coordinator.submit_job(request).await?;
         let (id, name, folder) = (reply.id, &job.name, &reply.run_dir);
         if !arguments.json {
-            println!(
+            outln!(
                 "job {id} {name:?} is queued; its folder is {}",
                 harmless(folder)
             );
         } else if !arguments.wait {
             let object = json!({ "id": id, "name": name, "state": "queued", "run_dir": folder });
-            println!("{object}");
+            outln!("{object}");
         }
         match arguments.wait {
             true => wait(&arguments.place.coordinator(AWAY)?, id, arguments.json).await,
@@ -142,13 +143,13 @@ async fn wait(coordinator: &Coordinator, id: u64, as_one_object: bool) -> Result
         ended = ended(coordinator, id, as_one_object) => ended?,
         // Also while the coordinator does not answer.
         _ = tokio::signal::ctrl_c() => {
-            eprintln!("flambeau: job {id} goes on; `flambeau cancel {id}` ends it");
+            noteln!("flambeau: job {id} goes on; `flambeau cancel {id}` ends it");
             return Err(CommandError::Interrupted);
         }
     };
     match as_one_object {
-        true => println!("{}", as_json(&job)),
-        false => println!("{}", line(&job)),
+        true => outln!("{}", as_json(&job)),
+        false => outln!("{}", line(&job)),
     }
     match job.state() {
         JobState::Failed => Err(CommandError::JobFailed(harmless(&job.error).into_owned())),
@@ -171,7 +172,7 @@ async fn ended(
         }
         let now = progress(&job);
         if !as_one_object && now != last {
-            eprintln!("{now}");
+            noteln!("{now}");
             last = now;
         }
         tokio::time::sleep(LOOK).await;
@@ -184,11 +185,11 @@ pub(crate) fn list(arguments: &List) -> Result<(), CommandError> {
         let jobs = coordinator.list_jobs(arguments.id).await?;
         if arguments.json {
             let jobs: Vec<_> = jobs.iter().map(as_json).collect();
-            println!("{}", json!({ "jobs": jobs }));
+            outln!("{}", json!({ "jobs": jobs }));
         } else if jobs.is_empty() {
-            println!("no jobs; `flambeau submit JOB.toml` adds one");
+            outln!("no jobs; `flambeau submit JOB.toml` adds one");
         } else {
-            println!("{}", table(&jobs));
+            outln!("{}", table(&jobs));
         }
         Ok(())
     })
@@ -200,8 +201,8 @@ pub(crate) fn cancel(arguments: &Cancel) -> Result<(), CommandError> {
         let job = coordinator.cancel_job(arguments.id, arguments.now).await?;
         let job = only(job.into_iter().collect())?;
         match arguments.json {
-            true => println!("{}", as_json(&job)),
-            false => println!("{}", line(&job)),
+            true => outln!("{}", as_json(&job)),
+            false => outln!("{}", line(&job)),
         }
         Ok(())
     })

@@ -1,6 +1,7 @@
 //! `flambeau plot`, and the picture at the end of a run: loss and accuracy over epochs. `flambeau plot` writes the
 //! report, too. `learning_rates` draws the curve of `flambeau find-learning-rate`.
 
+use daemon::outln;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -31,9 +32,9 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     draw(&arguments.run_dir)?;
-    println!("{}", arguments.run_dir.join(run_dir::CURVES).display());
+    outln!("{}", arguments.run_dir.join(run_dir::CURVES).display());
     if report::write(&arguments.run_dir)? {
-        println!("{}", arguments.run_dir.join(run_dir::REPORT).display());
+        outln!("{}", arguments.run_dir.join(run_dir::REPORT).display());
     }
     Ok(())
 }

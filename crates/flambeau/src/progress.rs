@@ -2,6 +2,7 @@
 
 mod pace;
 
+use daemon::noteln;
 use std::collections::BTreeMap;
 
 use self::pace::Pace;
@@ -28,6 +29,8 @@ pub(crate) struct Progress {
     quiet: bool,
     /// The factor of the learning rate that was shown last.
     learning_rate_factor: f64,
+    /// True if the store of checkpoints was full at the last look.
+    store_is_full: bool,
 }
 
 impl Progress {
@@ -50,11 +53,22 @@ impl Progress {
             pace: Pace::default(),
             quiet,
             learning_rate_factor: 1.0,
+            store_is_full: false,
         }
     }
 
     /// Shows a status.
     pub(crate) fn show(&mut self, status: &wire::Status) {
+        if status.checkpoint_store_full != self.store_is_full {
+            self.store_is_full = status.checkpoint_store_full;
+            let error = harmless(&status.checkpoint_error);
+            self.say(&match self.store_is_full {
+                true => format!(
+                    "there is no room for checkpoints: {error}. Training goes on; make room, or the job cannot end with its last checkpoint"
+                ),
+                false => "checkpoints have room again".to_owned(),
+            });
+        }
         if status.phase() == JobPhase::Starting {
             self.whole
                 .set_message(harmless(&status.waiting_for).into_owned());
@@ -138,7 +152,7 @@ impl Progress {
             return;
         }
         if self.bars.is_hidden() {
-            eprintln!("{text}");
+            noteln!("{text}");
         } else {
             let _ = self.bars.println(text);
         }

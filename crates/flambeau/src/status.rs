@@ -3,6 +3,7 @@
 mod local;
 mod ring;
 
+use daemon::{out, outln};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -49,9 +50,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 
 fn show(status: &wire::Status, as_json: bool, place: &str) {
     if as_json {
-        println!("{}", json(status));
+        outln!("{}", json(status));
     } else {
-        print!("{place}{}", table(status));
+        out!("{place}{}", table(status));
     }
 }
 
@@ -61,8 +62,8 @@ async fn show_local(as_json: bool, security: Security) -> Result<(), CommandErro
     if clusters.len() > 1 {
         let found = local::ask_all(clusters, &security).await;
         match as_json {
-            true => println!("{}", local::json(&found)),
-            false => print!("{}", local::table(&found)),
+            true => outln!("{}", local::json(&found)),
+            false => out!("{}", local::table(&found)),
         }
         return Ok(());
     }

@@ -10,6 +10,7 @@ mod outcome;
 pub(crate) mod resume;
 mod signals;
 
+use daemon::{noteln, outln};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -181,12 +182,12 @@ fn begin(job: Job, arguments: Arguments, registry: &Registry) -> Result<(), Comm
         next: next(&outcome, &checkpoint, &arguments.flags()),
     });
     if arguments.json {
-        println!("{}", json(&outcome));
+        outln!("{}", json(&outcome));
     } else {
-        println!("{}", table(&outcome).trim_fmt());
+        outln!("{}", table(&outcome).trim_fmt());
     }
     if let Some(warning) = stale(&outcome.summary) {
-        eprintln!("flambeau: {warning}");
+        noteln!("flambeau: {warning}");
     }
     stopped.map_or(Ok(()), Err)
 }
@@ -243,7 +244,7 @@ pub(crate) fn train(
         Ok(false) => None,
         Ok(true) => Some("another coordinator is at work there; end it".to_owned()),
         Err(error) => Some(format!(
-            "{} cannot be opened: {error}; remove it",
+            "the state of an earlier run cannot be read: {error}; delete the files {}*",
             run_dir::STATE
         )),
     };
@@ -254,8 +255,9 @@ pub(crate) fn train(
         });
     }
     // These files belong to an earlier run.
-    for other in [run_dir::SUMMARY, run_dir::STATE, run_dir::METRICS] {
-        let _ = std::fs::remove_file(dir.join(other));
+    let others = [run_dir::SUMMARY, run_dir::METRICS].map(|name| dir.join(name));
+    for other in others.into_iter().chain(coordinator::state_files(&dir)) {
+        let _ = std::fs::remove_file(other);
     }
     let dir = whole;
     job.run_dir = Some(dir.clone());

@@ -52,6 +52,16 @@ pub enum PsError {
         /// The worker that the missing gradient is from.
         task: Task,
     },
+    /// The coordinator knows fewer steps than the shard holds.
+    #[error(
+        "this shard holds step {held} of the job, and the coordinator knows no step after {known}: it has started with an older copy of its state"
+    )]
+    WentBack {
+        /// The newest step of the shard.
+        held: u64,
+        /// The newest step that the coordinator knows.
+        known: u64,
+    },
     /// The folder for rows beyond the limit on memory cannot be used.
     #[error("cannot write rows to {folder}: {error}; give another --table-folder")]
     TableFolder {
@@ -70,7 +80,11 @@ impl PsError {
     pub(crate) fn is_of_this_job(&self) -> bool {
         matches!(
             self,
-            Self::ShardMap(_) | Self::Checkpoint(_) | Self::Diverged { .. } | Self::RowsLost(_)
+            Self::ShardMap(_)
+                | Self::Checkpoint(_)
+                | Self::Diverged { .. }
+                | Self::RowsLost(_)
+                | Self::WentBack { .. }
         )
     }
 }

@@ -9,6 +9,7 @@ use shared_proto::transport::Listen;
 use crate::device::DeviceError;
 use crate::replica::ReplicaError;
 use crate::strategy::StrategyError;
+use crate::variables::VariablesError;
 
 /// The error with which a worker ended.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +65,17 @@ impl WorkerError {
         match self {
             Self::Membership(error) => error.is_retryable(),
             Self::Strategy(StrategyError::Outdated(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns whether there is no room for a file.
+    pub(crate) fn is_of_full_disk(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        match self {
+            Self::Replica(ReplicaError::Variables(VariablesError::File { source, .. })) => {
+                matches!(source.kind(), StorageFull | QuotaExceeded)
+            }
             _ => false,
         }
     }

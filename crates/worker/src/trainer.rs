@@ -1,11 +1,13 @@
 //! The training loop of a member: asks for work, does it, reports it.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use bytes::Bytes;
 use daemon::membership::{Membership, MembershipError};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
-use shared_proto::job::{Job, StageGroups, run_dir};
+use shared_proto::job::{Job, OnFullDisk, StageGroups, run_dir};
 use shared_proto::view::learning_rate_factor;
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
@@ -22,6 +24,9 @@ use crate::step::{PlaceOfStep, compute, idle, push};
 use crate::strategy::{Strategy, StrategyError};
 use crate::unfinished::Unfinished;
 use crate::variables::digest_of;
+
+/// The pause before a file is written again for which there was no room.
+const ROOM_AGAIN: Duration = Duration::from_secs(2);
 
 /// The training loop of a member.
 pub(crate) struct Trainer<'a> {
@@ -218,9 +223,26 @@ impl Trainer<'_> {
             return Ok(None);
         };
         let candidate = new.candidate(dir, self.membership.task.id);
-        let path = candidate.path.clone();
-        self.strategy.save(path, self.replica).await?;
+        self.save(candidate.path.clone()).await?;
         Ok(Some(candidate))
+    }
+
+    /// Writes the evaluated weights to a file. If the disk is full and the job says so, waits for room.
+    async fn save(&mut self, path: PathBuf) -> Result<(), WorkerError> {
+        let waits = self.job.checkpoint.on_full_disk == OnFullDisk::Wait;
+        let mut said = false;
+        loop {
+            let saved = self.strategy.save(path.clone(), self.replica).await;
+            match saved.map_err(WorkerError::from) {
+                Err(error) if waits && error.is_of_full_disk() => {
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::error!("waiting for room: {error}");
+                    }
+                    tokio::time::sleep(ROOM_AGAIN).await;
+                }
+                saved => return saved,
+            }
+        }
     }
 
     /// Writes the evaluated weights as the job's model, and returns the file's SHA-256. Returns nothing for a job
@@ -230,7 +252,7 @@ impl Trainer<'_> {
             return Ok(Bytes::new());
         };
         let path = dir.join(run_dir::MODEL);
-        self.strategy.save(path.clone(), self.replica).await?;
+        self.save(path.clone()).await?;
         let digest = tokio::task::spawn_blocking(move || digest_of(&path)).await;
         let panicked = |error: JoinError| ReplicaError::Panicked(error.to_string());
         Ok(digest.map_err(panicked)?.map_err(ReplicaError::from)?)

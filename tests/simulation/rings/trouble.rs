@@ -140,7 +140,8 @@ impl<'w> Trouble<'w> {
             return;
         }
         if name == "coordinator" {
-            self.world.disk.kill(&mut self.rng);
+            let machine_dies = self.rng.random_range(0..3) > 0;
+            self.world.disk.kill(machine_dies, &mut self.rng);
         }
         self.world.pauses.of(name).go_on();
         self.world.history.dies(name);

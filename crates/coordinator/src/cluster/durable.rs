@@ -121,6 +121,11 @@ impl Durable {
         }
     }
 
+    /// Returns the number of the next checkpoint.
+    pub(crate) fn next_checkpoint(&self) -> u64 {
+        self.checkpoints.next
+    }
+
     /// Returns whether the run has ended.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.outcome.phase, JobPhase::Done | JobPhase::Failed)

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use checkpoint::Manifest;
+use shared_proto::job::OnFullDisk;
 
 use super::Cluster;
 use super::saving::{AtWork, Failed, Failure, Saving};
@@ -10,6 +11,9 @@ use super::saving::{AtWork, Failed, Failure, Saving};
 /// The delay before the files of a given-up checkpoint are deleted once more, because a server may
 /// still finish a file.
 const LATE: Duration = Duration::from_secs(10);
+
+/// The shortest pause before the last checkpoint is tried again while there is no room for it. The longest is twice as long.
+const ROOM_AGAIN: Duration = Duration::from_secs(5);
 
 /// The checkpoints of this run that have no manifest and will get none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,15 +96,22 @@ impl Cluster {
         saving.sweep_now_and_later(now);
         saving.begun = None;
         let mut try_again = saving.backoff.failed(now);
+        let waits = failure.full && self.job.checkpoint.on_full_disk == OnFullDisk::Wait;
         let earlier = saving.failed.take();
         let mut last_since = earlier.and_then(|failed| failed.last_since);
         if at_work.last {
             let since = *last_since.get_or_insert(at_work.begun);
             // It is tried once more at the end of the stall time-out.
             try_again = try_again.min((since + stall).max(now));
+            if waits {
+                try_again = try_again.max(now + ROOM_AGAIN).min(now + 2 * ROOM_AGAIN);
+            }
         }
         let over = |since: Instant| now.duration_since(since) >= stall;
-        if at_work.last && last_since.is_some_and(over) {
+        if failure.full && !waits {
+            let why = &failure.why;
+            self.fail(now, format!("there is no room for a checkpoint: {why}"));
+        } else if at_work.last && last_since.is_some_and(over) && !waits {
             // The worker that evaluated last has written the model's file.
             let why = &failure.why;
             tracing::error!("the job ends without its last checkpoint: {why}");

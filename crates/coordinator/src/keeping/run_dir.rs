@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use checkpoint::Store;
 use daemon::Offload;
+use metrics::counter;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::task;
@@ -161,6 +162,7 @@ async fn write(
                     tracing::error!(%error, "metrics cannot be written at present");
                 }
                 lost += records.len();
+                counter!("flambeau_coordinator_records_lost_total").increment(records.len() as u64);
             }
         }
         let is_full = records.len() == QUEUE;

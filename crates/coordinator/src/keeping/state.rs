@@ -1,232 +1,183 @@
-//! The state that outlives a coordinator, in a file of the run directory.
-//!
-//! - `rows`: the rows of a state, and their differences
-//! - `file`: the file: an embedded transactional database, behind a `journal` of the changes that it does not have yet
+//! The state that outlives a coordinator, as rows of a log in the run directory.
 
-mod file;
-mod journal;
-mod rows;
-
-use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
-use redb::StorageBackend;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use shared_proto::job::run_dir;
 
-use super::reserve::Reserve;
-use crate::cluster::Durable;
-use file::StateFile;
-use rows::{Changes, FORM, Rows, decode};
+use super::log::{Log, LogFile, RowChanges, RowStore, Rows, StateError, Storage};
+use crate::cluster::{Durable, TakeRows};
 
-/// The size of the journal in other storage than a file, in bytes. It is small, so that simulations fill it often.
-const SIMULATED_JOURNAL_BYTES: usize = 16 << 10;
+/// The room that each of the two files has from the beginning, in bytes. A state of half of it is written even if the disk is full.
+const ROOM: usize = 4 << 20;
+
+/// The room in other storage than files. It is small, so that simulations fill it often.
+const SIMULATED_ROOM: usize = 16 << 10;
 
 /// The number of bytes that are encoded in the time in which one is written.
 const ENCODED_FOR_ONE_WRITTEN: usize = 4;
 
-/// The store of a coordinator's state.
+/// The coordinator's state, as it is persisted.
 pub(crate) struct State {
-    /// None if it could not be opened again after a failed write.
-    file: Mutex<Option<StateFile>>,
-    /// The rows in the file, once they are known.
-    rows: Mutex<Option<Rows>>,
-    /// The reserve; none for a state that is not in a file.
-    reserve: Option<Mutex<Reserve>>,
+    rows: Mutex<Box<dyn RowStore>>,
 }
 
 /// Returns whether a coordinator is at work in a run directory.
 ///
 /// # Errors
-/// If the state in it cannot be opened.
+/// If the state in it cannot be read.
 pub fn is_at_work(dir: &Path) -> Result<bool, StateError> {
-    match StateFile::find(&dir.join(run_dir::STATE)) {
+    match Log::find(&dir.join(run_dir::STATE)) {
         Ok(_) => Ok(false),
-        Err(error) if error.is_open_elsewhere() => Ok(true),
+        Err(StateError::OpenElsewhere) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// The reason why the state cannot be read or written.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StateError {
-    /// The store fails, or is not what this release writes.
-    #[error("{0}")]
-    Store(Box<redb::Error>),
-    /// The next process would not read the state as it was written.
-    #[error("the state does not read back as it was written ({0}); this is a bug in Flambeau")]
-    NotReadBack(String),
-    /// Another release has written it.
-    #[error(
-        "another release of Flambeau has written it, in form {0}, and this one reads form {FORM}"
-    )]
-    OtherRelease(u32),
-    /// A release without journals has written it.
-    #[error("an earlier release of Flambeau has written it, and this one cannot read it")]
-    NoJournal,
-}
-
-impl<E: Into<redb::Error>> From<E> for StateError {
-    fn from(error: E) -> Self {
-        Self::Store(Box::new(error.into()))
-    }
-}
-
-impl StateError {
-    /// Returns a likely reason, as the end of a sentence.
-    pub(crate) fn suspicion(&self) -> &'static str {
-        match self {
-            Self::Store(_) => "; is another coordinator at work there?",
-            Self::NotReadBack(_) | Self::OtherRelease(_) | Self::NoJournal => ".",
-        }
-    }
-
-    /// Returns whether another process has the file open.
-    fn is_open_elsewhere(&self) -> bool {
-        let Self::Store(error) = self else {
-            return false;
-        };
-        matches!(&**error, redb::Error::DatabaseAlreadyOpen)
-    }
-
-    /// Returns whether the disk is full.
-    fn is_full(&self) -> bool {
-        use io::ErrorKind::{QuotaExceeded, StorageFull};
-        match self {
-            Self::Store(error) => {
-                matches!(&**error, redb::Error::Io(io) if matches!(io.kind(), StorageFull | QuotaExceeded))
-            }
-            Self::NotReadBack(_) | Self::OtherRelease(_) | Self::NoJournal => false,
-        }
-    }
+/// Returns the paths of the files with a run's state.
+pub fn state_files(dir: &Path) -> [PathBuf; 3] {
+    LogFile::ALL.map(|file| file.path(&dir.join(run_dir::STATE)))
 }
 
 impl State {
-    /// Opens or creates the file. If the disk is full, uses the reserve that an earlier process has made.
+    /// Opens or creates the state at a path.
     ///
     /// # Errors
     /// If it cannot be read or written, or another process has it open.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
-        let mut reserve = Reserve::beside(path);
-        let file = match StateFile::open(path) {
-            Err(error) if error.is_full() && reserve.release() => StateFile::open(path)?,
-            opened => opened?,
-        };
-        // Made only now, because the process that has the state open owns the reserve too.
-        reserve.make();
-        Ok(Self {
-            file: Mutex::new(Some(file)),
-            rows: Mutex::default(),
-            reserve: Some(Mutex::new(reserve)),
-        })
+        Ok(Self::of(Log::open(path, ROOM)?))
     }
 
-    /// Reads the state in a file that no process has open. Returns none if there is no file, or no run in it. Nothing is written
-    /// for the run.
+    /// Reads the state at a path, which no process has open. Returns none if there is no state. Nothing is written.
     ///
     /// # Errors
     /// If it cannot be read, or another process has it open.
     pub(crate) fn saved(path: &Path) -> Result<Option<Durable>, StateError> {
-        let Some(file) = StateFile::find(path)? else {
-            return Ok(None);
-        };
-        let state = Self {
-            file: Mutex::new(Some(file)),
-            rows: Mutex::default(),
-            reserve: None,
-        };
-        state.read()
+        match Log::find(path)? {
+            Some(rows) => decode(&rows),
+            None => Ok(None),
+        }
     }
 
     /// Creates a state over other storage, for simulations.
     ///
     /// # Errors
     /// If it cannot be read or written.
-    pub(crate) fn over(storage: impl StorageBackend) -> Result<Self, StateError> {
-        let file = StateFile::over(Arc::new(storage), SIMULATED_JOURNAL_BYTES)?;
-        Ok(Self {
-            file: Mutex::new(Some(file)),
-            rows: Mutex::default(),
-            reserve: None,
-        })
+    pub(crate) fn over(storage: impl Storage) -> Result<Self, StateError> {
+        let path = Path::new(run_dir::STATE);
+        Ok(Self::of(Log::over(
+            Box::new(storage),
+            path,
+            SIMULATED_ROOM,
+        )?))
     }
 
-    /// Reads the stored state, if there is one.
-    pub(crate) fn read(&self) -> Result<Option<Durable>, StateError> {
-        let mut file = self.file.lock();
-        let rows = file.as_mut().ok_or_else(closed)?.read()?;
-        let durable = decode(&rows);
-        *self.rows.lock() = Some(rows);
-        durable
+    fn of(log: Log) -> Self {
+        Self {
+            rows: Mutex::new(Box::new(log)),
+        }
     }
 
-    /// Persists the state of the cluster. Once this returns, it survives a crash of the process and the machine. If the disk is full, uses
-    /// the reserve. Returns the cost, as the number of bytes that take as long to write.
+    /// Reads the persisted state, if there is one.
     ///
     /// # Errors
-    /// If it cannot be written, or a row would not read back as it is ([`Changes::between`]).
+    /// If it is not what this release writes.
+    pub(crate) fn read(&self) -> Result<Option<Durable>, StateError> {
+        decode(self.rows.lock().rows())
+    }
+
+    /// Persists the state of the cluster. Once this returns, it survives a crash of the process and the machine. Returns the cost, as the
+    /// number of bytes that take as long to write.
+    ///
+    /// # Errors
+    /// If it cannot be written.
     pub(crate) fn write(&self, durable: &Durable) -> Result<usize, StateError> {
-        let mut file = self.file.lock();
-        let mut known = self.rows.lock();
-        // After an error they are read again.
-        let mut stored = match known.take() {
-            Some(stored) => stored,
-            None => file.as_mut().ok_or_else(closed)?.read()?,
-        };
-        let changes = Changes::between(&stored, durable)?;
-        self.put(&mut file, &stored, &changes)?;
-        let written: usize = changes.rows.iter().map(|(_, value)| value.len()).sum();
-        let cost = written + changes.encoded / ENCODED_FOR_ONE_WRITTEN;
-        changes.apply_to(&mut stored);
-        *known = Some(stored);
-        Ok(cost)
+        let mut rows = self.rows.lock();
+        let (changes, encoded) = differences(rows.rows(), durable)?;
+        let written: usize = changes.set.iter().map(|(_, value)| value.len()).sum();
+        rows.write(changes)?;
+        Ok(written + encoded / ENCODED_FOR_ONE_WRITTEN)
     }
 
-    fn put(
-        &self,
-        file: &mut Option<StateFile>,
-        stored: &Rows,
-        changes: &Changes,
-    ) -> Result<(), StateError> {
-        let written = file.as_mut().ok_or_else(closed)?.write(stored, changes);
-        let Some(reserve) = &self.reserve else {
-            return written;
-        };
-        let mut reserve = reserve.lock();
-        match written {
-            Err(error) if error.is_full() && reserve.release() => {
-                tracing::error!(
-                    "no room for the coordinator's state ({error}); used the room reserved for it in {}. Make room on that disk",
-                    reserve.path.display()
-                );
-                // After a failed write the file must be opened again.
-                drop(file.take());
-                let again = file.insert(StateFile::open(&reserve.state)?);
-                let stored = again.read()?;
-                again.write_database(&stored, changes)
-            }
-            Ok(()) => {
-                reserve.see_to();
-                Ok(())
-            }
-            failed => failed,
-        }
-    }
-
-    /// Releases the reserve for good, because the job has ended.
+    /// Gives up the room that is reserved for later changes, because the job has ended.
     pub(crate) fn release(&self) {
-        if let Some(reserve) = &self.reserve {
-            let mut reserve = reserve.lock();
-            reserve.release();
-            reserve.wanted = false;
-        }
+        self.rows.lock().release();
     }
 }
 
-fn closed() -> StateError {
-    redb::Error::Corrupted("it could not be opened again after a failed write".to_owned()).into()
+fn decode(rows: &Rows) -> Result<Option<Durable>, StateError> {
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let rows = rows.iter();
+    let rows = rows.map(|(name, value)| (name.as_str(), value.as_slice()));
+    let durable = Durable::of_rows(rows).map_err(|error| StateError::Content(error.to_string()))?;
+    durable.check().map_err(StateError::Content)?;
+    Ok(Some(durable))
+}
+
+/// Returns the differences between the persisted rows and a state, and the size of all rows of the state in bytes.
+fn differences(persisted: &Rows, durable: &Durable) -> Result<(RowChanges, usize), StateError> {
+    let mut comparison = Comparison {
+        persisted,
+        kept: BTreeSet::new(),
+        changes: RowChanges::default(),
+        value: Vec::new(),
+        encoded: 0,
+    };
+    durable.rows(&mut comparison)?;
+    let Comparison {
+        kept,
+        mut changes,
+        encoded,
+        ..
+    } = comparison;
+    let names = persisted.keys();
+    let removed = names.filter(|name| !kept.contains(name.as_str()));
+    changes.removed = removed.cloned().collect();
+    Ok((changes, encoded))
+}
+
+/// Compares the rows of a state with the persisted ones.
+struct Comparison<'a> {
+    persisted: &'a Rows,
+    /// The names of the persisted rows that the state still has.
+    kept: BTreeSet<&'a str>,
+    changes: RowChanges,
+    value: Vec<u8>,
+    encoded: usize,
+}
+
+impl TakeRows for Comparison<'_> {
+    type Error = StateError;
+
+    fn row<T: Serialize + DeserializeOwned>(
+        &mut self,
+        name: &str,
+        value: &T,
+    ) -> Result<(), StateError> {
+        let wrong = |error: serde_json::Error| StateError::Content(format!("{name}: {error}"));
+        self.value.clear();
+        serde_json::to_writer(&mut self.value, value).map_err(wrong)?;
+        self.encoded += self.value.len();
+        if let Some((name, persisted)) = self.persisted.get_key_value(name) {
+            self.kept.insert(name);
+            if *persisted == self.value {
+                return Ok(());
+            }
+        }
+        #[cfg(debug_assertions)]
+        {
+            let read: T = serde_json::from_slice(&self.value).map_err(wrong)?;
+            let again = serde_json::to_vec(&read).map_err(wrong)?;
+            assert_eq!(again, self.value, "{name} changes when it is read back");
+        }
+        self.changes.set.push((name.to_owned(), self.value.clone()));
+        Ok(())
+    }
 }
 
 #[cfg(test)]

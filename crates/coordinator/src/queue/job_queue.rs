@@ -14,10 +14,11 @@ use tokio::task::JoinError;
 
 use super::entry::{Entry, JobState};
 use super::jobs::{Cancelled, End, Jobs, Submission, unknown};
-use super::store::{Store, StoreError};
+use super::store::Store;
+use crate::keeping::log::StateError;
 
 /// The queue's file in the coordinator's folder.
-const FILE: &str = "jobs.redb";
+const FILE: &str = "jobs.state";
 
 /// The error of a change.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +28,7 @@ pub(crate) enum QueueError {
     Refused(#[from] Refusal),
     /// It cannot be persisted, so it is not made.
     #[error("the queue of jobs cannot be written: {0}")]
-    Store(#[from] StoreError),
+    Store(#[from] StateError),
 }
 
 /// The queue of a coordinator.
@@ -48,8 +49,8 @@ impl JobQueue {
     ///
     /// # Errors
     /// If it cannot be read or written, or another process has it open.
-    pub(crate) fn open(folder: &Path, locations: Option<String>) -> Result<Arc<Self>, StoreError> {
-        let mut store = Store::open(&folder.join(FILE))?;
+    pub(crate) fn open(folder: &Path, locations: Option<String>) -> Result<Arc<Self>, StateError> {
+        let store = Store::open(&folder.join(FILE))?;
         let jobs = store.read()?;
         show(&jobs, &jobs);
         Ok(Arc::new(Self {

@@ -10,6 +10,7 @@ use super::entry::{Entry, JobState};
 use super::job_queue::{JobQueue, QueueError};
 use super::jobs::{Cancelled, End, Jobs, MOST_BYTES, MOST_ENDED, MOST_QUEUED, Submission};
 use super::store::Store;
+use crate::keeping::log::{Log, RowChanges, RowStore};
 
 fn submission(number: u64, name: &str) -> Submission {
     Submission {
@@ -298,7 +299,7 @@ proptest! {
     #[test]
     fn what_is_persisted_is_read_back_and_one_job_runs_at_most(changes in changes()) {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("jobs.redb");
+        let path = dir.path().join("jobs.state");
         let mut jobs = Jobs::default();
         for change in &changes {
             // Each change by a process of its own, which dies after it.
@@ -344,21 +345,17 @@ async fn a_queue_belongs_to_one_process_and_a_refused_change_changes_nothing() {
 #[test]
 fn an_entry_of_another_release_is_refused_with_its_id() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("jobs.redb");
+    let path = dir.path().join("jobs.state");
     let mut jobs = Jobs::default();
     submit(&mut jobs, 1);
     let mut store = Store::open(&path).unwrap();
     store.write(&Jobs::default(), &jobs).unwrap();
     drop(store);
-    let database = redb::Database::create(&path).unwrap();
-    let writing = database.begin_write().unwrap();
-    {
-        let table: redb::TableDefinition<'_, u64, &[u8]> = redb::TableDefinition::new("jobs");
-        let mut table = writing.open_table(table).unwrap();
-        table.insert(1, &b"{\"form\":9}"[..]).unwrap();
-    }
-    writing.commit().unwrap();
-    drop(database);
+    let mut rows = Log::open(&path, 0).unwrap();
+    let set = vec![("job/1".to_owned(), b"{\"form\":9}".to_vec())];
+    let removed = Vec::new();
+    rows.write(RowChanges { set, removed }).unwrap();
+    drop(rows);
     let refused = Store::open(&path).unwrap().read().unwrap_err().to_string();
-    assert!(refused.contains("job 1"), "{refused}");
+    assert!(refused.contains("job/1"), "{refused}");
 }

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use checkpoint::{CheckpointError, Claim, DEAD_AFTER, Manifest, Store};
 use shared_proto::ids::RunNumber;
@@ -12,7 +13,11 @@ use shared_proto::receipt::ReceiptKey;
 use super::error::CoordinatorError;
 use crate::cluster::{CheckpointPlace, Cluster, Durable, Turn};
 use crate::keeping::keeper::progress;
+use crate::keeping::log::StateError;
 use crate::keeping::state::State;
+
+/// The time for which a coordinator that starts again waits for the store of its checkpoints.
+const STORE_ANSWERS: Duration = Duration::from_secs(5);
 
 /// The store of checkpoints, and the coordinator's part in it.
 pub(crate) struct Keeping {
@@ -129,8 +134,11 @@ pub(crate) async fn begin(
         claim: claim(&job, &run, wish.here),
     });
     let mut cluster = match saved {
-        // The state has everything, so the store need not answer now.
         Some(saved) => {
+            if let Some(keeping) = &keeping {
+                let known = is_newest(&keeping.store, &run, saved.next_checkpoint());
+                known.await.map_err(unreadable)?;
+            }
             let cluster = go_on(job, dir, saved)?;
             match &keeping {
                 Some(keeping) => cluster.with_checkpoints(keeping.place(), 0),
@@ -164,6 +172,35 @@ pub(crate) async fn begin(
         keeping,
         again,
     })
+}
+
+/// Checks that the state of a run knows all checkpoints of the run. The state has everything that the coordinator needs, so it begins all the
+/// same if the store does not answer.
+///
+/// # Errors
+/// [`StateError::Older`].
+async fn is_newest(store: &Store, run: &str, next: u64) -> Result<(), StateError> {
+    let newest = match tokio::time::timeout(STORE_ANSWERS, store.newest()).await {
+        Ok(Ok(newest)) => newest.filter(|newest| newest.run == run),
+        Ok(Err(error)) => {
+            tracing::warn!("the state cannot be compared with the run's checkpoints: {error}");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(
+                "the state cannot be compared with the run's checkpoints: their store does not answer"
+            );
+            None
+        }
+    };
+    match newest {
+        Some(newest) if newest.number >= next => Err(StateError::Older {
+            newest: newest.number,
+            location: store.location().to_owned(),
+            next,
+        }),
+        _ => Ok(()),
+    }
 }
 
 impl Keeping {

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use checkpoint::Store;
 use daemon::Offload;
-use redb::StorageBackend;
 use serde_json::Value;
 use shared_proto::connections::AcceptedStream;
 use shared_proto::job::Job;
@@ -16,6 +15,7 @@ use super::begin::{Restore, Resume, Wish, begin};
 use super::error::CoordinatorError;
 use super::wiring::Parts;
 use crate::cluster::{Summary, Turn};
+pub use crate::keeping::log::{LogFile, Storage};
 use crate::keeping::state::State;
 
 /// Records that may wait to be taken.
@@ -35,7 +35,7 @@ pub struct Embedded<B> {
     pub run: String,
 }
 
-impl<B: StorageBackend> Embedded<B> {
+impl<B: Storage> Embedded<B> {
     /// Coordinates the job to its end, and passes each record to `tell` as in a line of `metrics.jsonl`. Only
     /// these and the answers to calls are tasks of their own.
     ///

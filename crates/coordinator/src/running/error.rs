@@ -7,7 +7,13 @@ use checkpoint::CheckpointError;
 use shared_proto::job::JobError;
 use shared_proto::security::SecurityError;
 
-use crate::keeping::state::StateError;
+use crate::keeping::log::StateError;
+
+/// What to do if a run's state is of no use any more.
+const RESTORE: &str = "Go on from the checkpoints in a new folder: start with --restore and this run directory, and give another --run-dir";
+
+/// What to do if a queue is of no use any more.
+const SUBMIT_AGAIN: &str = "Give another --run-dir, and submit the jobs that have not ended again. Those that had begun go on from their checkpoints with --restore and the folder of their run";
 
 /// The error with which the coordinator ended.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +53,8 @@ pub enum CoordinatorError {
     },
     /// The state of an earlier process cannot be used.
     #[error(
-        "the coordinator's state {path:?} cannot be used: {error}{} Give another --run-dir, or go on from its checkpoints with --restore", error.suspicion()
+        "the coordinator's state {path:?} cannot be used: {error}. {}",
+        error.advice(RESTORE)
     )]
     State {
         /// The state's file.
@@ -57,13 +64,14 @@ pub enum CoordinatorError {
     },
     /// The queue of jobs cannot be used.
     #[error(
-        "the queue of jobs in {dir:?} cannot be used: {reason}; is another coordinator at work there? Give another --run-dir"
+        "the queue of jobs in {dir:?} cannot be used: {error}. {}",
+        error.advice(SUBMIT_AGAIN)
     )]
     Queue {
         /// The coordinator's folder.
         dir: PathBuf,
         /// The error of the queue.
-        reason: String,
+        error: StateError,
     },
     /// The state cannot be written any more.
     #[error("the coordinator's state cannot be written; the log has the reason")]
@@ -93,6 +101,22 @@ pub enum CoordinatorError {
     /// The gRPC server failed.
     #[error("the server has ended: {0}")]
     Transport(#[from] tonic::transport::Error),
+}
+
+impl CoordinatorError {
+    /// Returns whether the disk is full.
+    pub(super) fn is_of_full_disk(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        let (Self::RunDir { error, .. }
+        | Self::State {
+            error: StateError::Io(error),
+            ..
+        }) = self
+        else {
+            return false;
+        };
+        matches!(error.kind(), StorageFull | QuotaExceeded)
+    }
 }
 
 impl daemon::process::Failure for CoordinatorError {}

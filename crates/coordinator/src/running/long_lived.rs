@@ -26,6 +26,7 @@ use crate::calls::current_job::CurrentJob;
 use crate::calls::jobs::JobCalls;
 use crate::calls::service::Service;
 use crate::calls::slot::Slot;
+use crate::keeping::log::StateError;
 use crate::keeping::state::State;
 use crate::page::Page;
 use crate::queue::{End, Entry, JobQueue, QueueError, Submission};
@@ -68,12 +69,12 @@ pub(super) async fn run(
         browsers,
         page_address,
     } = place;
-    let queue_error = |reason: String| CoordinatorError::Queue {
+    let queue_error = |error: StateError| CoordinatorError::Queue {
         dir: dir.clone(),
-        reason,
+        error,
     };
     let queue = JobQueue::open(&dir, job.checkpoint.location.clone());
-    let queue = queue.map_err(|error| queue_error(error.to_string()))?;
+    let queue = queue.map_err(queue_error)?;
     let calls = JobCalls {
         queue: Arc::clone(&queue),
         sizes: (job.cluster.ps, job.cluster.workers),
@@ -90,7 +91,10 @@ pub(super) async fn run(
     let prepared = coordinator.prepare().await;
     prepared.map_err(|error| match error {
         Unprepared::Other(error) => error,
-        Unprepared::Queue(error) => queue_error(error.to_string()),
+        Unprepared::Queue(QueueError::Store(error)) => queue_error(error),
+        Unprepared::Queue(QueueError::Refused(why)) => {
+            queue_error(StateError::Content(why.to_string()))
+        }
     })?;
     let mut shown = coordinator.last_job().await;
     let mut first = None;
@@ -333,6 +337,11 @@ impl LongLived<'_> {
                 Ok(Some(work))
             }
             Err(error) if self.ends_with(&entry) => Err(error),
+            Err(error) if error.is_of_full_disk() => {
+                tracing::error!("job {} cannot be begun; retrying: {error}", entry.id);
+                tokio::time::sleep(PERSIST_AGAIN).await;
+                Ok(None)
+            }
             Err(error) => {
                 let end = End {
                     error: format!("it cannot be begun: {error}"),

@@ -2,6 +2,7 @@
 
 mod rank;
 
+use daemon::{noteln, outln};
 use std::time::Instant;
 
 use clap::Args;
@@ -81,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     for ranks in &arguments.ranks {
         for size in &sizes {
             for algorithm in &algorithms {
-                eprintln!("measuring {size} bytes among {ranks} processes ...");
+                noteln!("measuring {size} bytes among {ranks} processes ...");
                 let seconds = measure(arguments, *ranks, *size, *algorithm)?;
                 let sent = 2.0 * f64::from(ranks - 1) / f64::from(*ranks) * *size as f64;
                 let chosen = Algorithm::for_size(*size, 1).name();
@@ -100,9 +101,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if arguments.json {
         let memory = json!({ "thread": of_thread / 1e9, "machine": of_machine / 1e9 });
         let figures = json!({ "rows": rows, "memory_gigabytes_per_second": memory });
-        println!("{figures}");
+        outln!("{figures}");
     } else {
-        println!("{}", table(&rows).trim_fmt());
+        outln!("{}", table(&rows).trim_fmt());
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `flambeau bench apply`: each optimizer's update alone, beside a copy of the same bytes.
 
+use daemon::outln;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -50,7 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         .filter_map(|name| measure(name, elements, time))
         .collect();
     if arguments.json {
-        println!("{}", serde_json::json!({ "rows": rows }));
+        outln!("{}", serde_json::json!({ "rows": rows }));
         return Ok(());
     }
     let mut table = Table::new();
@@ -72,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
             format!("{:.2}", row.ratio_baseline_kernel),
         ]);
     }
-    println!("{}", table.trim_fmt());
+    outln!("{}", table.trim_fmt());
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 
 mod worker;
 
+use daemon::{noteln, outln};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -92,14 +93,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
             None => vec![1],
         };
         for in_flight in in_flights {
-            eprintln!("measuring {size} bytes, {in_flight} in flight ...");
+            noteln!("measuring {size} bytes, {in_flight} in flight ...");
             rows.push(measure(arguments, size, in_flight)?);
         }
     }
     if arguments.json {
-        println!("{}", serde_json::json!({ "rows": rows }));
+        outln!("{}", serde_json::json!({ "rows": rows }));
     } else {
-        println!("{}", table(&rows).trim_fmt());
+        outln!("{}", table(&rows).trim_fmt());
     }
     Ok(())
 }

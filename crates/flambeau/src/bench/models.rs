@@ -1,6 +1,7 @@
 //! `flambeau bench models`: training steps of models of vectors, pictures and sequences, in one process: forward and backward
 //! passes, and an update by SGD. `scripts/bench-torch.py` measures the same with PyTorch.
 
+use daemon::{out, outln};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -101,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if std::env::var(THREADS).as_deref() != Ok(&arguments.threads.to_string()) {
         let again = std::env::args_os().skip(1);
         let printed = with_threads(arguments.threads, again)?;
-        print!("{}", String::from_utf8_lossy(&printed));
+        out!("{}", String::from_utf8_lossy(&printed));
         return Ok(());
     }
     let models = match arguments.models.as_slice() {
@@ -118,7 +119,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         });
     }
     if arguments.json {
-        println!("{}", serde_json::json!({ "rows": rows }));
+        outln!("{}", serde_json::json!({ "rows": rows }));
         return Ok(());
     }
     let mut table = Table::new();
@@ -131,7 +132,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         let speed = format!("{speed:.0}");
         table.add_row([row.model.to_owned(), threads.to_string(), speed]);
     }
-    println!("{}", table.trim_fmt());
+    outln!("{}", table.trim_fmt());
     Ok(())
 }
 

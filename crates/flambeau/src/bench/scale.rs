@@ -8,6 +8,7 @@ mod members;
 mod process;
 mod progress;
 
+use daemon::{noteln, outln};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     for workers in &arguments.workers {
         for mode in &arguments.mode {
             let servers = arguments.servers.unwrap_or((workers / 10).clamp(1, 100));
-            eprintln!(
+            noteln!(
                 "measuring {workers} workers and {servers} servers, {} ...",
                 mode.name()
             );
@@ -99,8 +100,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         }
     }
     match arguments.json {
-        true => println!("{}", json!({ "rows": rows })),
-        false => println!("{}", table(&rows).trim_fmt()),
+        true => outln!("{}", json!({ "rows": rows })),
+        false => outln!("{}", table(&rows).trim_fmt()),
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 mod replicas;
 mod worker;
 
+use daemon::{noteln, out, outln};
 use std::ffi::OsString;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -113,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     // candle learns its number of threads when a process begins. Workers on this machine share its cores.
     if std::env::var_os(THREADS).is_none() {
         let printed = with_threads(1, std::env::args_os().skip(1))?;
-        print!("{}", String::from_utf8_lossy(&printed));
+        out!("{}", String::from_utf8_lossy(&printed));
         return Ok(());
     }
     let kinds = match arguments.kind.as_slice() {
@@ -128,7 +129,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         };
         for table_rows in &arguments.rows {
             for optimizer in &optimizers {
-                eprintln!(
+                noteln!(
                     "measuring {} of {table_rows} rows, {optimizer} ...",
                     kind.name()
                 );
@@ -140,9 +141,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         }
     }
     if arguments.json {
-        println!("{}", serde_json::json!({ "rows": rows }));
+        outln!("{}", serde_json::json!({ "rows": rows }));
     } else {
-        println!("{}", table(&rows).trim_fmt());
+        outln!("{}", table(&rows).trim_fmt());
     }
     Ok(())
 }

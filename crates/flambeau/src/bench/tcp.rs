@@ -1,6 +1,7 @@
 //! The references: push, update and pull over plain TCP, with as little overhead as possible. Threads block, buffers
 //! are reused, and there are no messages: both sides know the number of bytes.
 
+use daemon::outln;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -30,7 +31,7 @@ pub(crate) struct ServerArguments {
 pub(crate) fn serve(arguments: &ServerArguments) -> Result<(), CommandError> {
     let failed = || CommandError::file("the reference server");
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed())?;
-    println!("{}", listener.local_addr().map_err(failed())?);
+    outln!("{}", listener.local_addr().map_err(failed())?);
     let (stream, _) = listener.accept().map_err(failed())?;
     stream.set_nodelay(true).map_err(failed())?;
     let weights = vec![0f32; arguments.size / size_of::<f32>()];

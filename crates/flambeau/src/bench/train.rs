@@ -5,6 +5,7 @@ use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};
 use clap::Args;
 use comfy_table::{Table, presets};
 use coordinator::{CoordinatorError, read_job};
+use daemon::{noteln, outln};
 use ps_server::RowSettings;
 use serde::{Deserialize, Serialize};
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
@@ -87,7 +88,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     };
     let mut turns = Vec::new();
     for turn in 1..=arguments.turns.max(1) {
-        eprintln!("turn {turn} of {} ...", arguments.turns.max(1));
+        noteln!("turn {turn} of {} ...", arguments.turns.max(1));
         let mut rows = Vec::new();
         if job.model.name == "mlp" {
             let mut job = job.clone();
@@ -102,9 +103,9 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     }
     let rows = medians(&turns);
     if arguments.json {
-        println!("{}", serde_json::json!({ "rows": rows }));
+        outln!("{}", serde_json::json!({ "rows": rows }));
     } else {
-        println!("{}", table(&rows).trim_fmt());
+        outln!("{}", table(&rows).trim_fmt());
     }
     Ok(())
 }
@@ -231,7 +232,7 @@ pub(crate) fn local(arguments: LocalArguments, registry: &Registry) -> Result<()
         test_accuracy: outcome.metrics.get("accuracy").copied(),
         ..Row::default()
     };
-    println!("{}", serde_json::json!(row));
+    outln!("{}", serde_json::json!(row));
     Ok(())
 }
 

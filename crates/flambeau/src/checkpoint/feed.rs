@@ -11,6 +11,7 @@ mod parts;
 #[cfg(test)]
 mod tests;
 
+use daemon::{noteln, outln};
 use std::path::Path;
 use std::time::Duration;
 
@@ -90,7 +91,7 @@ impl Feed<'_> {
                 Ok(false) => {
                     failure = None;
                     if !std::mem::replace(&mut announced, true) {
-                        eprintln!("waiting for newer checkpoints at {}", self.location);
+                        noteln!("waiting for newer checkpoints at {}", self.location);
                     }
                 }
                 // A full store needs a person: each attempt would leave more files there.
@@ -98,7 +99,7 @@ impl Feed<'_> {
                     if error.is_retryable() && !error.is_full() && !self.settings.once =>
                 {
                     if failure.as_ref() != Some(&error) {
-                        eprintln!("{error}; trying again every {} s", self.settings.every);
+                        noteln!("{error}; trying again every {} s", self.settings.every);
                     }
                     failure = Some(error);
                 }
@@ -237,13 +238,13 @@ impl Feed<'_> {
         if self.json {
             let mut line = json!(entry);
             line["location"] = place.into();
-            println!("{line}");
+            outln!("{line}");
             return;
         }
         let rows = match entry.full {
             true => format!("all {} rows", entry.rows),
             false => format!("{} changed rows, {} removed", entry.rows, entry.removed),
         };
-        println!("wrote {place}: {rows}, of checkpoint {}", entry.checkpoint);
+        outln!("wrote {place}: {rows}, of checkpoint {}", entry.checkpoint);
     }
 }

@@ -7,6 +7,7 @@ mod rows;
 mod tests;
 mod verify;
 
+use daemon::{noteln, outln};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::checkpoint::{BlockRange, CheckpointError, Manifest, Store, folder_name, load, resolve};
@@ -87,9 +88,9 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
 
 fn print(named: &Named, value: Value, text: impl FnOnce() -> String) {
     if named.json {
-        println!("{value}");
+        outln!("{value}");
     } else {
-        println!("{}", text());
+        outln!("{}", text());
     }
 }
 
@@ -103,7 +104,7 @@ async fn pick(location: &str) -> Result<(Store, Manifest), CommandError> {
                 && listed.number > manifest.number
                 && let Err(error) = check(&store, listed.number).await?
             {
-                eprintln!("flambeau: passed over: {error}");
+                noteln!("flambeau: passed over: {error}");
             }
         }
     }

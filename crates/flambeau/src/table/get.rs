@@ -2,6 +2,7 @@
 
 use clap::Args;
 use comfy_table::{Table, presets};
+use daemon::outln;
 use ps_client::lookup::FoundRows;
 use serde_json::json;
 
@@ -24,9 +25,9 @@ impl Get {
     pub(super) async fn run(&self, table: &str) -> Result<(), CommandError> {
         let found = self.of.lookup().await?.rows(table, &self.ids).await?;
         if self.of.json {
-            println!("{}", json(table, &self.ids, &found));
+            outln!("{}", json(table, &self.ids, &found));
         } else {
-            println!("{}", shown(&self.ids, &found).trim_fmt());
+            outln!("{}", shown(&self.ids, &found).trim_fmt());
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `flambeau table NAME heat`: how often rows are read and changed on running servers.
 
+use daemon::outln;
 use std::cmp::Reverse;
 
 use clap::Args;
@@ -25,20 +26,20 @@ impl Heat {
         let servers = self.of.lookup().await?.heat(table, self.most).await?;
         let most = self.most as usize;
         if self.of.json {
-            println!("{}", json(table, &servers, most));
+            outln!("{}", json(table, &servers, most));
             return Ok(());
         }
-        println!("{}", shown_servers(&servers).trim_fmt());
-        println!(
+        outln!("{}", shown_servers(&servers).trim_fmt());
+        outln!(
             "\n{}",
             shown_buckets(&hottest_buckets(&servers, most)).trim_fmt()
         );
         let ids = hottest_ids(&servers, most);
         match ids.is_empty() {
-            true => println!(
+            true => outln!(
                 "\nno ids: servers count them with --hottest-ids, from the first gradient on"
             ),
-            false => println!("\n{}", shown_ids(&ids).trim_fmt()),
+            false => outln!("\n{}", shown_ids(&ids).trim_fmt()),
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `flambeau table NAME top` and `histogram`: the rows of a table in a checkpoint, by size.
 
+use daemon::outln;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -131,7 +132,7 @@ impl Top {
             };
             let rows: Vec<Value> = kept.map(row).collect();
             let of = store.checkpoint_location(manifest.number);
-            println!(
+            outln!(
                 "{}",
                 json!({ "table": table, "checkpoint": of, "rows": rows })
             );
@@ -150,7 +151,7 @@ impl Top {
             };
             shown.add_row([id.to_string(), figure]);
         }
-        println!("{}", shown.trim_fmt());
+        outln!("{}", shown.trim_fmt());
         Ok(())
     }
 }
@@ -246,12 +247,12 @@ impl Histogram {
             let mut value = counts.json();
             value["table"] = table.into();
             value["checkpoint"] = of.into();
-            println!("{value}");
+            outln!("{value}");
             return Ok(());
         }
-        println!("{}", counts.shown().trim_fmt());
+        outln!("{}", counts.shown().trim_fmt());
         let (rows, mean, largest) = (counts.rows, counts.mean(), counts.largest);
-        println!("{rows} rows of {of}; mean norm {mean:.4}, largest {largest:.4}");
+        outln!("{rows} rows of {of}; mean norm {mean:.4}, largest {largest:.4}");
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 
 mod evaluator;
 
+use daemon::noteln;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -62,7 +63,7 @@ pub(crate) fn main(arguments: Arguments, registry: Registry) -> ExitCode {
     let config = match TfConfig::of_environment() {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("flambeau: {error}");
+            noteln!("flambeau: {error}");
             return ExitCode::FAILURE;
         }
     };

@@ -1,5 +1,6 @@
 //! A job on a local cluster, from its first process to its summary.
 
+use daemon::noteln;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -70,7 +71,7 @@ pub(super) async fn watch(
         _ = signals.next() => return Err(CommandError::Interrupted),
     };
     if let Some(page) = cluster.page() {
-        eprintln!("live page: {page}");
+        noteln!("live page: {page}");
     }
     let mut progress = Progress::new(quiet);
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;

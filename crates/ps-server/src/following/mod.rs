@@ -277,6 +277,10 @@ impl Follower {
         let not_committed = |why| match why {
             NotCommitted::NotStaged(task) => PsError::Diverged { step, task },
             NotCommitted::RowsLost(lost) => PsError::RowsLost(lost.to_string()),
+            NotCommitted::WentBack(held) => PsError::WentBack {
+                held: held.0,
+                known: step,
+            },
         };
         let (shard, store) = (Arc::clone(&self.shard), registered.store.clone());
         let mut snapshot = shard.begin_snapshot(&view, store.as_deref());

@@ -351,6 +351,19 @@ pub struct Checkpoint {
     pub snapshot_mebibytes: u64,
     /// The most incremental checkpoints in a row, which have only the changed rows of tables; the next one has all rows.
     pub increments: u32,
+    /// The action when there is no room for a checkpoint.
+    pub on_full_disk: OnFullDisk,
+}
+
+/// The action when the store of checkpoints is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnFullDisk {
+    /// Training continues, and checkpoints wait for room. So does the end of the job, which needs the last one.
+    #[default]
+    Wait,
+    /// The job ends with an error.
+    Stop,
 }
 
 impl Default for Checkpoint {
@@ -363,6 +376,7 @@ impl Default for Checkpoint {
             keep: 3,
             snapshot_mebibytes: 64,
             increments: 8,
+            on_full_disk: OnFullDisk::Wait,
         }
     }
 }
@@ -398,7 +412,7 @@ pub mod run_dir {
     /// The folder of checkpoints, unless the job gives another location.
     pub const CHECKPOINTS: &str = "checkpoints";
     /// The state from which a restarted coordinator resumes.
-    pub const STATE: &str = "coordinator.redb";
+    pub const STATE: &str = "coordinator.state";
     /// The curves of loss and accuracy as a picture.
     pub const CURVES: &str = "curves.svg";
     /// The curves, the summary and the settings as a page for a browser.

@@ -120,6 +120,7 @@ every_seconds = 30.0    # between two checkpoints
 keep = 3                # older ones are deleted, unless these build on them
 snapshot_mebibytes = 64    # sync mode: what a server may copy, so that steps go on while it is written; then they wait
 increments = 8          # checkpoints in a row that have only the changed rows of tables; 0 for none
+on_full_disk = "wait"   # training goes on, and checkpoints wait for room; stop: the job ends with an error
 
 # Stop once evaluations no longer improve.
 #: [early_stopping]

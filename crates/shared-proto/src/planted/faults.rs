@@ -62,9 +62,9 @@ faults! {
         /// The coordinator answers before its state is persisted.
         AnsweredBeforeKept,
         /// A change of the coordinator's state counts as persisted before it is on the disk.
-        JournalNotSynced,
-        /// A coordinator that starts again takes changes that its database already has for new ones.
-        OldRecords,
+        LogNotSynced,
+        /// A coordinator that starts again takes damage of its log for a write that was cut short, and goes on from an older state.
+        DamageTakenForTheEnd,
         /// The coordinator answers a finished part of a step before the part is persisted.
         PartForgotten,
         /// A job that goes back keeps its progress.

@@ -6,8 +6,8 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use bytes::Bytes;
-use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+use safetensors::{SafeTensorError, SafeTensors};
 use sha2::{Digest, Sha256};
 use shared_proto::payload::{Dtype, Elements};
 
@@ -38,8 +38,15 @@ impl Variables {
             partial.push(".partial");
             // The file gets the usual permissions. safetensors would create one for the owner alone.
             let usual = File::create(&partial)?.metadata()?.permissions();
-            safetensors::serialize_to_file(views, None, Path::new(&partial))
-                .map_err(io::Error::other)?;
+            let written = safetensors::serialize_to_file(views, None, Path::new(&partial));
+            if let Err(error) = written {
+                // It may have filled the disk.
+                let _ = std::fs::remove_file(&partial);
+                return Err(match error {
+                    SafeTensorError::IoError(error) => error,
+                    error => io::Error::other(error),
+                });
+            }
             std::fs::set_permissions(&partial, usual)?;
             File::open(&partial)?.sync_all()?;
             std::fs::rename(&partial, path)

@@ -1,6 +1,7 @@
 //! When changes are persisted, and what is handed over with them.
 
 use super::*;
+use crate::keeping::log::tests::InMemory;
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
 use shared_proto::view::{Commit, JobPhase};
@@ -11,7 +12,7 @@ fn shared() -> Arc<Shared> {
 }
 
 fn with_queue(places: usize) -> (Arc<Shared>, mpsc::Receiver<Record>) {
-    let state = State::over(redb::backends::InMemoryBackend::new()).unwrap();
+    let state = State::over(InMemory::default()).unwrap();
     let (records, queue) = mpsc::channel(places);
     let cluster = Cluster::new(Job::default());
     (

@@ -1,5 +1,6 @@
 //! A process of the measurement. The first one leads: it starts the others, and tells them how often to add up.
 
+use daemon::outln;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -276,7 +277,7 @@ pub(crate) fn follow(arguments: &RankArguments) -> Result<(), CommandError> {
     runtime()?.block_on(async {
         let shared_memory = !arguments.no_shared_memory;
         let own = Listening::on(&arguments.listen, arguments.rank, shared_memory).await?;
-        println!("{}", own.address);
+        outln!("{}", own.address);
         let mut line = String::new();
         let mut input = BufReader::new(tokio::io::stdin());
         input
