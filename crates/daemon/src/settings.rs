@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use shared_proto::connections::Limits;
 use shared_proto::job::{Job, JobError, Mode, Optimizer, Strategy, StrategyName, Wire};
 use shared_proto::security::{Security, SecurityError, SecurityFiles};
-use shared_proto::transport::Listen;
+use shared_proto::transport::{Listen, socket_address};
 
 use crate::descriptors;
 
@@ -17,7 +17,7 @@ const LONGEST_SECONDS: u64 = 30 * 86_400;
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProcessSettings {
     /// Serve /metrics, /healthz and /readyz here; port 0 takes a free one.
-    #[arg(long, env = "FLAMBEAU_METRICS_LISTEN", default_value = "127.0.0.1:0")]
+    #[arg(long, env = "FLAMBEAU_METRICS_LISTEN", value_name = "HOST:PORT", value_parser = socket_address, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
     /// The time limit of a shutdown after SIGTERM, in seconds. A server waits for a checkpoint in that time. The
     /// supervisor that sends the signal must wait a little longer before it kills the process.

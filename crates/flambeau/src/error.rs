@@ -72,6 +72,9 @@ pub enum CommandError {
         /// The address that was tried.
         usual: &'static str,
     },
+    /// Several clusters run on this machine.
+    #[error("several clusters run on this machine; give --coordinator with one of {0}")]
+    SeveralClusters(String),
     /// No server of a job answers lookups.
     #[error(
         "no server of the job at {coordinator} answers reads of rows; start servers with --lookup-listen, or `flambeau train` with --lookups"

@@ -17,7 +17,7 @@ use shared_proto::wire::{JobState, QueuedJob, SubmitJobRequest};
 
 use crate::command::block_on;
 use crate::error::CommandError;
-use crate::status::harmless;
+use crate::status::{harmless, local};
 use shown::{as_json, line, progress, table};
 
 /// The interval at which a job is looked at.
@@ -29,9 +29,9 @@ const AWAY: Duration = Duration::from_secs(600);
 /// The coordinator of the cluster.
 #[derive(Clone, Debug, Args)]
 struct Place {
-    /// The coordinator, as host:port.
-    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
-    coordinator: String,
+    /// The coordinator, as host:port. Default: the cluster of this user on this machine.
+    #[arg(long, env = "FLAMBEAU_COORDINATOR")]
+    coordinator: Option<String>,
     /// The time for which to call a coordinator that does not answer, in seconds.
     #[arg(long, default_value_t = 10)]
     patience_seconds: u64,
@@ -42,7 +42,11 @@ struct Place {
 impl Place {
     fn coordinator(&self, patience: Duration) -> Result<Coordinator, CommandError> {
         let security = self.security.load()?;
-        Ok(Coordinator::at(&self.coordinator, patience, security)?)
+        let address = match &self.coordinator {
+            Some(address) => address.clone(),
+            None => local::coordinator()?,
+        };
+        Ok(Coordinator::at(&address, patience, security)?)
     }
 
     fn patience(&self) -> Duration {

@@ -1,6 +1,6 @@
 //! `flambeau status`: the state of a cluster.
 
-mod local;
+pub(crate) mod local;
 mod ring;
 
 use daemon::{out, outln};
@@ -87,12 +87,18 @@ pub(crate) async fn fetch(coordinator: &Coordinator) -> Result<wire::Status, Com
     Ok(coordinator.status().await?)
 }
 
-/// Escapes the control characters in text from other processes, so that they do not act on the terminal.
+/// Returns whether a character acts on the terminal: control characters, and those that change the direction of text.
+fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Escapes the characters in text from other processes that would act on the terminal.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
+    if !text.contains(acts) {
         return Cow::Borrowed(text);
     }
-    let escaped = text.chars().map(|c| match c.is_control() {
+    let escaped = text.chars().map(|c| match acts(c) {
         true => c.escape_default().to_string(),
         false => c.to_string(),
     });

@@ -2,7 +2,7 @@
 //! ARCHITECTURE.md has the figures.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -112,11 +112,36 @@ impl FromStr for Listen {
             Some(path) => std::path::absolute(path)
                 .map(Self::Unix)
                 .map_err(|error| format!("{path:?} is no path of a socket file: {error}")),
-            None => text.parse().map(Self::Tcp).map_err(|_| {
-                format!("{text:?} is neither IP:PORT nor {UNIX}PATH, such as 0.0.0.0:7001")
-            }),
+            None => socket_address(text)
+                .map(Self::Tcp)
+                .map_err(|error| format!("{error}, or {UNIX}PATH")),
         }
     }
+}
+
+/// Reads an address to listen on: `IP:PORT`, `NAME:PORT` with a name of this host, or `:PORT` for all interfaces.
+///
+/// # Errors
+/// Says what was expected.
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let wrong = |why: &str| {
+        format!(
+            "{text:?} is no address to listen on{why}; expected IP:PORT, such as 0.0.0.0:7001, NAME:PORT or :PORT"
+        )
+    };
+    let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong(""))?;
+    let port = port.parse::<u16>().map_err(|_| wrong(""))?;
+    if host.is_empty() {
+        return Ok((Ipv4Addr::UNSPECIFIED, port).into());
+    }
+    let found = (host, port).to_socket_addrs();
+    let found = found.map_err(|error| wrong(&format!(" ({error})")))?;
+    // IPv4 first, as in the other addresses that are defaults.
+    let first = found.min_by_key(SocketAddr::is_ipv6);
+    first.ok_or_else(|| wrong(" (the name has no address)"))
 }
 
 #[cfg(test)]
@@ -154,8 +179,21 @@ mod tests {
         }
         let relative = "unix:ps.sock".parse::<Listen>().unwrap();
         assert!(matches!(relative, Listen::Unix(path) if path.is_absolute()));
-        for wrong in ["", "7001", "localhost:7001", "unix:"] {
+        for wrong in [
+            "",
+            "7001",
+            "unix:",
+            "localhost:",
+            "localhost:99999",
+            "a b:1",
+        ] {
             assert!(wrong.parse::<Listen>().is_err(), "{wrong}");
+        }
+        for (text, address) in [
+            (":7001", "0.0.0.0:7001"),
+            ("localhost:7001", "127.0.0.1:7001"),
+        ] {
+            assert_eq!(socket_address(text).unwrap().to_string(), address);
         }
     }
 }

@@ -26,8 +26,60 @@ impl TfConfigError {
 #[derive(Deserialize)]
 struct Written {
     #[serde(default)]
-    cluster: BTreeMap<String, Vec<String>>,
+    cluster: BTreeMap<String, WrittenAddresses>,
     task: WrittenTask,
+}
+
+/// The addresses of the tasks of a kind: all of them in order, or some by their index.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected the addresses of each kind as a list, or as an object by index"
+)]
+enum WrittenAddresses {
+    All(Vec<String>),
+    ByIndex(BTreeMap<String, String>),
+}
+
+impl WrittenAddresses {
+    /// Returns the addresses with their indices, in order.
+    fn indexed(&self, kind: &str) -> Result<BTreeMap<usize, Address>, TfConfigError> {
+        let texts: Vec<(String, &String)> = match self {
+            Self::All(texts) => {
+                let texts = texts.iter().enumerate();
+                texts
+                    .map(|(index, text)| (index.to_string(), text))
+                    .collect()
+            }
+            Self::ByIndex(texts) => texts.iter().map(|(i, text)| (i.clone(), text)).collect(),
+        };
+        let parsed = texts.into_iter().map(|(index, text)| {
+            let number = index.parse().map_err(|_| {
+                TfConfigError(format!("cluster.{kind} has {index:?}, which is no index"))
+            })?;
+            let address = Address::parse(text).ok_or_else(|| {
+                TfConfigError(format!(
+                    "cluster.{kind}[{index}] is {text:?}, which is not host:port"
+                ))
+            })?;
+            Ok((number, address))
+        });
+        parsed.collect()
+    }
+}
+
+/// A number, or its digits as text, as some launchers write it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number as task.index")]
+enum WrittenIndex {
+    Number(usize),
+    Text(String),
+}
+
+impl Default for WrittenIndex {
+    fn default() -> Self {
+        Self::Number(0)
+    }
 }
 
 #[derive(Deserialize)]
@@ -35,7 +87,7 @@ struct WrittenTask {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
-    index: usize,
+    index: WrittenIndex,
 }
 
 /// The role of a process.
@@ -142,23 +194,27 @@ impl TfConfig {
                     "cluster has {kind:?}; it may have chief (or master), worker, ps and evaluator"
                 )));
             }
-            let parsed = texts.iter().enumerate().map(|(index, text)| {
-                Address::parse(text).ok_or_else(|| {
-                    wrong(format!(
-                        "cluster.{kind}[{index}] is {text:?}, which is not host:port"
-                    ))
-                })
-            });
-            addresses.insert(kind.as_str(), parsed.collect::<Result<Vec<_>, _>>()?);
+            addresses.insert(kind.as_str(), texts.indexed(kind)?);
         }
-        let of = |kind: &str| addresses.get(kind).map_or(&[][..], Vec::as_slice);
-        let chief = chief(of("chief"), of("master"), of("worker"))?;
+        let of = |kind: &str| -> Vec<Address> {
+            let of_kind = addresses.get(kind).into_iter();
+            of_kind.flat_map(BTreeMap::values).cloned().collect()
+        };
+        let at = |kind: &str, index: usize| addresses.get(kind)?.get(&index).cloned();
+        let first = Vec::from_iter(at("worker", 0));
+        let chief = chief(&of("chief"), &of("master"), &first)?;
         let apart = of("chief").len() + of("master").len();
         let WrittenTask { kind, index } = written.task;
-        let mine = of(&kind).get(index).cloned();
+        let index = match index {
+            WrittenIndex::Number(index) => index,
+            WrittenIndex::Text(text) => text
+                .parse()
+                .map_err(|_| wrong(format!("task.index is {text:?}, which is no index")))?,
+        };
+        let mine = at(&kind, index);
         let missing = || {
             wrong(format!(
-                "task is {kind} {index}, but cluster.{kind} has {} addresses",
+                "task is {kind} {index}, but cluster.{kind} has {} addresses, and none for it",
                 of(&kind).len()
             ))
         };
@@ -180,13 +236,19 @@ impl TfConfig {
         let training = [of("chief"), of("master"), of("worker")].concat();
         let place = match kind.as_str() {
             "chief" | "master" => Some(index),
-            "worker" => Some(apart + index),
+            "worker" => {
+                let workers = addresses.get("worker").into_iter();
+                let mut indices = workers.flat_map(BTreeMap::keys);
+                indices
+                    .position(|known| *known == index)
+                    .map(|place| apart + place)
+            }
             _ => None,
         };
         Ok(Self {
             part,
             identity: format!("{kind}-{index}"),
-            chief: chief.clone(),
+            chief,
             workers: count(training.len()),
             training,
             index: place,
@@ -196,15 +258,15 @@ impl TfConfig {
 }
 
 /// Returns the address of the chief: one chief or master, or else the first worker.
-fn chief<'a>(
-    chiefs: &'a [Address],
-    masters: &'a [Address],
-    workers: &'a [Address],
-) -> Result<&'a Address, TfConfigError> {
-    match (chiefs, masters, workers) {
-        ([chief], [], _) | ([], [chief], _) | ([], [], [chief, ..]) => Ok(chief),
+fn chief(
+    chiefs: &[Address],
+    masters: &[Address],
+    first_worker: &[Address],
+) -> Result<Address, TfConfigError> {
+    match (chiefs, masters, first_worker) {
+        ([chief], [], _) | ([], [chief], _) | ([], [], [chief, ..]) => Ok(chief.clone()),
         ([], [], []) => Err(TfConfigError(
-            "cluster has neither a chief nor a worker, and the chief runs the coordinator"
+            "cluster has neither a chief nor a worker 0, and the chief runs the coordinator"
                 .to_owned(),
         )),
         _ => Err(TfConfigError(format!(
@@ -276,6 +338,18 @@ mod tests {
     }
 
     #[test]
+    fn an_index_may_be_text_and_workers_may_be_given_by_index() {
+        let cluster = r#"{"chief": ["c:1"], "worker": {"3": "w3:2", "10": "w10:2"}}"#;
+        let worker = of(cluster, r#"{"type": "worker", "index": "10"}"#).unwrap();
+        assert!(matches!(&worker.part, Part::Worker(address) if address.to_string() == "w10:2"));
+        assert_eq!((worker.index, worker.workers), (Some(2), 3));
+        assert_eq!(worker.identity, "worker-10");
+        let alone = r#"{"worker": {"0": "w0:2"}}"#;
+        let chief = of(alone, r#"{"type": "worker", "index": "0"}"#).unwrap();
+        assert_eq!((chief.part, chief.workers), (Part::Chief, 1));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_its_place() {
         let cluster = r#"{"chief": ["c:1"], "worker": ["w0:2"]}"#;
         for (cluster, task, named) in [
@@ -300,6 +374,18 @@ mod tests {
                 "worker[0]",
             ),
             (r#"{"worker": "w0:2"}"#, r#"{"type": "worker"}"#, "JSON"),
+            (cluster, r#"{"type": "worker", "index": "one"}"#, "no index"),
+            (
+                r#"{"chief": ["c:1"], "worker": {"x": "w0:2"}}"#,
+                r#"{"type": "chief"}"#,
+                "no index",
+            ),
+            // Worker 0 would be the chief.
+            (
+                r#"{"worker": {"1": "w1:2"}}"#,
+                r#"{"type": "worker", "index": 1}"#,
+                "neither",
+            ),
             (r#"{"gpu": ["w0:2"]}"#, r#"{"type": "worker"}"#, "gpu"),
             (r#"{"ps": ["w0:2"]}"#, r#"{"type": "ps"}"#, "neither"),
             (

@@ -41,7 +41,7 @@ impl Cluster {
         let ready = self.live(Role::Worker).filter(|m| m.progress.ready).count();
         let servers = self.missing_servers(false);
         match &self.durable.variables {
-            None => "no worker has registered its variables".to_owned(),
+            None => self.missing_members(wanted),
             Some(v) if v.map.is_none() && self.job.servers() != Some(0) => {
                 servers.unwrap_or_else(|| "the shard map is being cut".to_owned())
             }
@@ -57,6 +57,21 @@ impl Cluster {
                 self.saving.awaits("first")
             }
             Some(_) => String::new(),
+        }
+    }
+
+    /// Describes which members are missing before the model is known.
+    fn missing_members(&self, wanted: usize) -> String {
+        let workers = self.live(Role::Worker).count();
+        let of_workers =
+            (workers < wanted).then(|| format!("{workers} of {wanted} workers have registered"));
+        let missing: Vec<String> = of_workers
+            .into_iter()
+            .chain(self.missing_servers(true))
+            .collect();
+        match missing.is_empty() {
+            true => "the workers read their data and build the model".to_owned(),
+            false => missing.join("; "),
         }
     }
 }

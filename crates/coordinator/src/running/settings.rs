@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use daemon::settings::{ConnectionSettings, JobFlags, ProcessSettings};
 use shared_proto::job::Job;
+use shared_proto::transport::socket_address;
 
 use super::error::CoordinatorError;
 
@@ -15,11 +16,11 @@ pub struct Settings {
     #[arg(env = "FLAMBEAU_JOB", value_name = "JOB.toml")]
     pub job_file: Option<PathBuf>,
     /// Listen on this address, which all other processes are given.
-    #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:7070")]
+    #[arg(long, env = "FLAMBEAU_LISTEN", value_name = "HOST:PORT", value_parser = socket_address, default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
     /// Serve a live page for browsers on this address; port 0 takes a free one. It needs the token if there is one, and is
     /// served over TLS if calls are. Default: no page.
-    #[arg(long, env = "FLAMBEAU_HTTP", value_name = "HOST:PORT")]
+    #[arg(long, env = "FLAMBEAU_HTTP", value_name = "HOST:PORT", value_parser = socket_address)]
     pub http: Option<SocketAddr>,
     /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
     /// either. Ignored if the run directory already has a run to resume.

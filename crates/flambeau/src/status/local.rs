@@ -24,6 +24,21 @@ pub(super) fn find() -> Result<Vec<RunningCluster>, CommandError> {
     clusters::find(&folder).map_err(CommandError::file(folder))
 }
 
+/// Returns the address of the coordinator of this user's only cluster, or of the usual one if none is registered.
+pub(crate) fn coordinator() -> Result<String, CommandError> {
+    match find()?.as_slice() {
+        [] => Ok(USUAL.to_owned()),
+        [cluster] => Ok(cluster.reachable_at().to_string()),
+        several => {
+            let addresses = several
+                .iter()
+                .map(|cluster| cluster.reachable_at().to_string());
+            let addresses: Vec<String> = addresses.collect();
+            Err(CommandError::SeveralClusters(addresses.join(", ")))
+        }
+    }
+}
+
 /// Returns the error if no cluster is registered and the usual coordinator does not answer either.
 pub(super) fn none_found() -> CommandError {
     CommandError::NoCluster {
