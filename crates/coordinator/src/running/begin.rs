@@ -47,6 +47,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) resume: Resume,
     /// The id of the run, if the run directory has none yet.
     pub(crate) run: String,
+    /// The key of the servers' receipts, if the run directory has no run yet.
+    pub(crate) receipt_key: ReceiptKey,
     /// The job's place among those of the coordinator.
     pub(crate) turn: Turn,
     /// The host and address of this coordinator. Only shown.
@@ -147,7 +149,7 @@ pub(crate) async fn begin(
         }
         None => {
             let cluster = start(job, dir, keeping.as_mut(), wish.restore).await?;
-            cluster.with_receipt_key(ReceiptKey(rand::random()))
+            cluster.with_receipt_key(wish.receipt_key)
         }
     };
     cluster = cluster

@@ -7,6 +7,7 @@ use daemon::Offload;
 use serde_json::Value;
 use shared_proto::connections::AcceptedStream;
 use shared_proto::job::Job;
+use shared_proto::receipt::ReceiptKey;
 use shared_proto::security::Security;
 use shared_proto::task;
 use tokio::sync::mpsc;
@@ -53,11 +54,20 @@ impl<B: Storage> Embedded<B> {
             error,
         })?;
         let store = self.checkpoints;
+        // One for each run, and the same bytes when a simulation is repeated.
+        let mut receipt_key = ReceiptKey([0; 32]);
+        let of_run = self.run.bytes().cycle();
+        receipt_key
+            .0
+            .iter_mut()
+            .zip(of_run)
+            .for_each(|(key, byte)| *key = byte);
         let wish = Wish {
             checkpoints: Some(store.clone()),
             restore: self.restore.then(|| Restore::NewestOf(store)),
             resume: Resume::Unable,
             run: self.run,
+            receipt_key,
             turn: Turn::Alone,
             here: "(simulated)".to_owned(),
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use daemon::Offload;
 use daemon::process::Process;
 use shared_proto::job::{Job, run_dir};
+use shared_proto::receipt::ReceiptKey;
 use shared_proto::task;
 use tokio::task::JoinHandle;
 
@@ -64,6 +65,7 @@ impl Beginning<'_> {
             restore,
             resume: self.resume,
             run: entry.run.clone(),
+            receipt_key: ReceiptKey(rand::random()),
             turn: match entry.folder.is_empty() {
                 true => Turn::First,
                 false => Turn::Submitted,

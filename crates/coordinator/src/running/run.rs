@@ -9,6 +9,7 @@ use daemon::process::Process;
 use daemon::settings::AfterJob;
 use shared_proto::connections::{AcceptedStream, Connections, Port};
 use shared_proto::job::run_dir;
+use shared_proto::receipt::ReceiptKey;
 use shared_proto::task::{self, boxed};
 use shared_proto::transport::Listen;
 use tokio::net::TcpListener;
@@ -82,6 +83,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
             false => Resume::Unable,
         },
         run: format!("{:016x}", rand::random::<u64>()),
+        receipt_key: ReceiptKey(rand::random()),
         turn: Turn::Alone,
         here: here(address),
     };
