@@ -1,4 +1,4 @@
-//! A coordinator whose state is damaged while it is dead: it refuses to go on, or knows all that it had confirmed.
+//! The state of a coordinator is damaged between two starts. The next start fails with an error, or has all changes that were confirmed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -17,7 +17,7 @@ fn full_disk() -> Stdio {
         .into()
 }
 
-/// A pipe whose reader has gone.
+/// A pipe whose reading end is closed.
 fn closed_pipe() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

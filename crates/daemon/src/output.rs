@@ -51,7 +51,7 @@ impl<W: Write> Write for Log<W> {
     }
 }
 
-/// Prints a result to stdout. If nobody reads it any more, as in `flambeau jobs | head`, the process ends with success. If it cannot be
+/// Prints a result to stdout. If the pipe has no reader any more, as in `flambeau jobs | head`, the process exits with 0. If it cannot be
 /// written for another reason, the process says so and fails.
 pub fn print(result: Arguments<'_>) {
     let mut stdout = io::stdout().lock();
