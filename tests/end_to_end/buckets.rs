@@ -24,7 +24,9 @@ fn trained(job: &str) -> (tempfile::TempDir, Vec<u8>, f64) {
     for _ in 0..3 {
         cluster.add_worker(&[("FLAMBEAU_AFTER_JOB", "wait")]);
     }
-    eventually(|| cluster.status()["phase"] == "done");
+    // The summary comes after the end.
+    let summary = cluster.run_dir().join("summary.json");
+    eventually(|| cluster.status()["phase"] == "done" && summary.exists());
     let hidden = cluster.workers.iter();
     let hidden =
         hidden.map(|worker| metric(worker, "flambeau_worker_hidden_all_reduce_seconds_sum"));

@@ -27,7 +27,13 @@ const FLOORS: [(&str, &[&str]); 15] = [
     ),
     (
         "coordinator",
-        &["shared-proto", "fuzz-input", "checkpoint", "daemon"],
+        &[
+            "shared-proto",
+            "fuzz-input",
+            "storage",
+            "checkpoint",
+            "daemon",
+        ],
     ),
     ("collective", &["shared-proto"]),
     (

@@ -9,24 +9,30 @@ use tests::{Cluster, Daemon, eventually};
 use crate::page::status_of;
 use crate::program;
 
+mod day;
 mod disks;
 mod refusals;
 
 /// The sizes of the cluster, for jobs that give none.
 const SIZES: &str = "[cluster]\nps = 2\nworkers = 3\n";
 
-/// The arguments of members.
-const STAY: [&str; 2] = ["--after-job", "wait"];
+/// Data and checkpoints of these jobs are in folders of the tests.
+const ANYWHERE: [&str; 2] = ["--allow-location", "/"];
 
 /// Starts a long-lived cluster without a job: a coordinator, two servers and three workers.
 fn start(env: &[(&str, &str)]) -> Cluster {
-    let mut cluster = Cluster::start_coordinator_with(program(), SIZES, 0, &["--no-job"]);
+    let mut cluster = Cluster::start_coordinator_with(
+        program(),
+        SIZES,
+        0,
+        &["--no-job", ANYWHERE[0], ANYWHERE[1]],
+    );
     for name in ["ps-0", "ps-1"] {
-        let server = cluster.member("ps-server", name, &STAY, &[]);
+        let server = cluster.member("ps-server", name, &[], &[]);
         cluster.ps.push(server);
     }
     for name in ["a", "b", "c"] {
-        let worker = cluster.member("worker", name, &STAY, env);
+        let worker = cluster.member("worker", name, &ANYWHERE, env);
         cluster.workers.push(worker);
     }
     cluster
@@ -368,11 +374,11 @@ fn the_page_shows_the_job_at_work() {
     let shown = || status_of(address);
     assert_eq!(shown()["status"], Value::Null, "there is no job yet");
     for name in ["ps-0", "ps-1"] {
-        let server = cluster.member("ps-server", name, &STAY, &[]);
+        let server = cluster.member("ps-server", name, &[], &[]);
         cluster.ps.push(server);
     }
     for name in ["a", "b", "c"] {
-        let worker = cluster.member("worker", name, &STAY, &[]);
+        let worker = cluster.member("worker", name, &[], &[]);
         cluster.workers.push(worker);
     }
     for name in ["first", "second"] {

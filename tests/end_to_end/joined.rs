@@ -15,17 +15,15 @@ use crate::program;
 use crate::security::{certs, shows};
 use crate::weights::{difference, weights};
 
-const STAY: [&str; 2] = ["--after-job", "wait"];
-
 /// Starts a long-lived cluster of stock processes without a job: a coordinator, two servers and some workers.
 fn start(workers: usize) -> Cluster {
     let mut cluster = Cluster::start_coordinator_with(program(), "", 0, &["--no-job"]);
     for name in ["ps-0", "ps-1"] {
-        let server = cluster.member("ps-server", name, &STAY, &[]);
+        let server = cluster.member("ps-server", name, &[], &[]);
         cluster.ps.push(server);
     }
     for number in 0..workers {
-        let worker = cluster.member("worker", &format!("stock-{number}"), &STAY, &[]);
+        let worker = cluster.member("worker", &format!("stock-{number}"), &[], &[]);
         cluster.workers.push(worker);
     }
     cluster
@@ -245,13 +243,13 @@ fn a_cluster_that_is_not_there_or_lacks_members_says_what_to_do() {
     let nowhere = RunningCluster::at(tests::free_address()).patience(soon);
     let error = own(1).on_cluster(nowhere).fit().unwrap_err().to_string();
     assert!(error.contains("could not be reached"), "{error}");
-    assert!(error.contains("--no-job --after-job wait"), "{error}");
+    assert!(error.contains("--no-job"), "{error}");
 
     // A coordinator of one job takes no other.
     let busy = Cluster::start(program(), JOB, 1);
     let error = own(1).on_cluster(at(&busy).patience(soon)).fit();
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("--after-job wait"), "{error}");
+    assert!(error.contains("--no-job"), "{error}");
 
     let without_workers = start(0);
     let error = own(1).on_cluster(at(&without_workers).patience(soon)).fit();
@@ -296,10 +294,7 @@ fn a_program_with_certificates_and_the_token_joins_a_secured_cluster() {
     ];
     let coordinator = start("coordinator", &arguments);
     let address = coordinator.address();
-    let _server = start(
-        "ps",
-        &["ps-server", "--coordinator", &address, STAY[0], STAY[1]],
-    );
+    let _server = start("ps", &["ps-server", "--coordinator", &address]);
 
     let file = |name: &str| Some(dir.path().join("worker").join(name));
     let files = SecurityFiles {

@@ -151,19 +151,20 @@ fn a_website_cannot_read_the_page_of_a_browser_on_the_same_machine() {
     let cluster =
         Cluster::start_coordinator_with(program(), ENDLESS, 0, &["--http", "127.0.0.1:0"]);
     let address = cluster.coordinator.ready.page.unwrap();
-    let code = |host: &str| {
+    let code = |path: &str, host: &str| {
         let mut stream = plain(address);
-        let request =
-            format!("GET /status.json HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text.split(' ').nth(1).unwrap().to_owned()
     };
     // The name of a website that its owner has made to stand for 127.0.0.1.
-    assert_eq!(code("website.example:80"), "403");
-    for host in ["127.0.0.1:80", "localhost", "[::1]:80"] {
-        assert_eq!(code(host), "200", "{host}");
+    for path in ["/", "/status.json"] {
+        assert_eq!(code(path, "website.example:80"), "403", "{path}");
+        for host in ["127.0.0.1:80", "localhost", "[::1]:80"] {
+            assert_eq!(code(path, host), "200", "{path} of {host}");
+        }
     }
 }
 

@@ -57,6 +57,8 @@ type Case<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
 fn worker(cluster: &Cluster, name: &str, more: &[&str], env: &[(&str, &str)]) -> Output {
     let address = cluster.coordinator.address();
     let mut arguments = vec!["worker", "--coordinator", &address, "--identity", name];
+    // Also with a coordinator that stays.
+    arguments.extend(["--after-job", "exit"]);
     arguments.extend(more);
     let mut command = program().command(&arguments);
     command.envs(env.iter().copied()).output().unwrap()

@@ -139,6 +139,7 @@ impl Membership {
             attempt: 0,
             capacity_bytes: registration.capacity_bytes,
         };
+        coordinator.waits_as(&request);
         let sent = Mutex::new(Instant::now());
         let mut idle = false;
         let reply = loop {
@@ -170,6 +171,7 @@ impl Membership {
             .and_then(|task| Task::try_from(task).ok())
             .filter(|task| task.id.role == registration.role && task.generation > Generation(0))
             .ok_or_else(|| MembershipError::Refused("it gave no task".to_owned()))?;
+        coordinator.set_queue(reply.has_queue);
         let job = Job::from_toml(&reply.job_toml)?;
         let length = Duration::from_millis(reply.lease_milliseconds);
         let lease = Lease::of(length, *sent.lock());

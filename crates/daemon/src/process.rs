@@ -42,8 +42,8 @@ pub struct Process {
     metrics: SocketAddr,
     /// The readiness that `/readyz` shows; not ready at first.
     pub readiness: Readiness,
-    /// The action once the job has ended.
-    pub after_job: AfterJob,
+    /// The action once the job has ended, if the settings name one.
+    pub after_job: Option<AfterJob>,
     /// The credentials of this process, and those that it demands of its callers.
     pub security: Security,
     announcement: Announcement,
@@ -91,10 +91,14 @@ impl Process {
         }
     }
 
-    /// Stays after a job, if the settings say so, until there is another one.
+    /// Stays after a job until there is another one, if the settings say so, or else if the coordinator takes one job after the other.
     #[boxed(?Send)]
     pub async fn next_job<'a>(&'a self, after: After<'a>) -> Onward {
-        if self.after_job == AfterJob::Exit {
+        let stays = match self.after_job {
+            Some(choice) => choice == AfterJob::Wait,
+            None => after.coordinator().has_queue(),
+        };
+        if !stays {
             return Onward::Ends;
         }
         // A rolling upgrade must not wait for a process after the end of its job.
@@ -148,6 +152,13 @@ impl After<'_> {
             Self::Done(_) => None,
             Self::Failed(_, error) => Some(error),
             Self::Unable { error, .. } => Some(error),
+        }
+    }
+
+    fn coordinator(&self) -> &Coordinator {
+        match self {
+            Self::Done(membership) | Self::Failed(membership, _) => &membership.coordinator,
+            Self::Unable { coordinator, .. } => coordinator,
         }
     }
 

@@ -30,9 +30,11 @@ pub struct ProcessSettings {
     #[arg(long, env = "FLAMBEAU_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
     /// When the job has ended, exit, or stay, healthy and idle, for the next job of a long-lived cluster
-    /// (`flambeau submit` adds one).
-    #[arg(long, env = "FLAMBEAU_AFTER_JOB", default_value = "exit")]
-    pub after_job: AfterJob,
+    /// (`flambeau submit` adds one). Default: a coordinator without a queue of jobs exits; servers and workers stay if their
+    /// coordinator has one. A coordinator that is to wait, and has neither a job file nor settings of a job, begins with
+    /// an empty queue, as with --no-job.
+    #[arg(long, env = "FLAMBEAU_AFTER_JOB")]
+    pub after_job: Option<AfterJob>,
     /// Shut down when standard input is closed, so that the process ends with its parent.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -98,6 +100,21 @@ impl SecuritySettings {
             token: self.token_file.clone(),
         })
     }
+}
+
+/// The places that submitted jobs may use.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct LocationSettings {
+    /// A folder or an `s3://` URL in which a submitted job may name places too (checkpoint.location and --restore on the
+    /// coordinator; data.dir and model.init_from on a worker), besides the run directory and the folder of the data. May be
+    /// given more than once, or several separated by semicolons; `any` stands for all.
+    #[arg(
+        long = "allow-location",
+        env = "FLAMBEAU_ALLOW_LOCATION",
+        value_delimiter = ';',
+        value_name = "DIR|URL"
+    )]
+    pub allow_location: Vec<String>,
 }
 
 /// The limits on connections of a port.
@@ -167,7 +184,7 @@ impl MemberSettings {
 }
 
 /// A job's settings that can be given by flag or environment; they override its file.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 #[command(next_help_heading = "Job")]
 pub struct JobFlags {
     /// Name of the job.
@@ -279,6 +296,26 @@ pub fn named<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
 }
 
 impl JobFlags {
+    /// Returns whether these settings say what to train, and not only how large the cluster is and where it keeps its files.
+    pub fn name_a_job(&self) -> bool {
+        let of_cluster = |setting: &&String| {
+            let tables = ["cluster.", "checkpoint."];
+            tables
+                .iter()
+                .any(|table| setting.trim_start().starts_with(table))
+        };
+        let of_job = self.set.iter().filter(|setting| !of_cluster(setting));
+        let job = Self {
+            ps: None,
+            workers: None,
+            lease_seconds: None,
+            run_dir: None,
+            set: of_job.cloned().collect(),
+            ..self.clone()
+        };
+        job != Self::default()
+    }
+
     /// Returns the job of `file` (or the default job) with these flags applied, and checks it.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use shared_proto::ids::Task;
+use shared_proto::ids::{Generation, Role, Task};
 use shared_proto::number::Number;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
@@ -15,12 +15,23 @@ pub fn phase(status: &wire::Status) -> &'static str {
         JobPhase::Training => "training",
         JobPhase::Done => "done",
         JobPhase::Failed => "failed",
+        JobPhase::Idle => "idle",
     }
 }
 
 /// Returns the task of a message, if it is a valid one.
 pub fn task_of(task: Option<&wire::Task>) -> Option<Task> {
     task.and_then(|task| Task::try_from(task).ok())
+}
+
+/// Returns the name of a task, or its role alone if it waits for a job.
+pub fn task_name(task: Option<&wire::Task>) -> String {
+    match (task_of(task), task.map(wire::Task::role)) {
+        (Some(task), _) if task.generation > Generation(0) => task.to_string(),
+        (_, Some(wire::Role::Ps)) => Role::Ps.to_string(),
+        (_, Some(wire::Role::Worker)) => Role::Worker.to_string(),
+        _ => String::new(),
+    }
 }
 
 /// Returns the tasks that a task waits for.
@@ -79,7 +90,7 @@ fn task_json(status: &wire::TaskStatus) -> Value {
     let task = task_of(place.task.as_ref());
     let waits = waits(status);
     json!({
-        "task": task.map(|t| t.to_string()),
+        "task": task_name(place.task.as_ref()),
         "generation": task.map(|t| t.generation.0),
         "identity": place.identity,
         "address": place.address,
@@ -117,6 +128,7 @@ fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
         "max_clock_lead": report.max_clock_lead,
         "refused": report.refused,
         "non_finite": report.non_finite,
+        "lost_steps": status.lost_steps,
     })
 }
 

@@ -28,7 +28,7 @@ pub enum CommandError {
     Untrained,
     /// A run has kept no best weights.
     #[error(
-        "{}: there is no best.safetensors; a training keeps the best weights if its job has [best], as with --set best.metric=loss or the callback Best",
+        "{}: there is no best.safetensors; a training keeps the best weights if its job has [best], as with --set best.metric=loss or the callback Best. Where it has, the metric was NaN in each evaluation, and the workers' logs say so",
         run_dir.display()
     )]
     NoBest {
@@ -198,7 +198,7 @@ pub enum CommandError {
     },
     /// No running cluster can be reached.
     #[error(
-        "{error}; start a cluster with `flambeau coordinator --no-job --after-job wait`, or train in this process without Trainer::on_cluster"
+        "{error}; start a cluster with `flambeau coordinator --no-job`, or train in this process without Trainer::on_cluster"
     )]
     NoRunningCluster {
         /// The error of the call.

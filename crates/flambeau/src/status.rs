@@ -12,8 +12,8 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use daemon::membership::{Coordinator, MembershipError};
 use daemon::settings::SecuritySettings;
-use daemon::status::{failure, json, phase, task_of, waits};
-use shared_proto::ids::names;
+use daemon::status::{failure, json, phase, task_name, task_of, waits};
+use shared_proto::ids::{Generation, names};
 use shared_proto::security::Security;
 use shared_proto::wire;
 
@@ -108,6 +108,15 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
 /// Returns the status as tables.
 pub(crate) fn table(status: &wire::Status) -> String {
     let mut text = String::new();
+    if status.phase() == wire::JobPhase::Idle {
+        let members = match status.tasks.as_slice() {
+            [] => "no server or worker has called yet".to_owned(),
+            _ => tasks_table(status).trim_fmt(),
+        };
+        return format!(
+            "no job: this cluster waits for one (`flambeau submit JOB.toml`)\n{members}\n"
+        );
+    }
     let bound = match (status.mode.as_str(), status.staleness, status.pipeline) {
         ("bounded", Some(bound), 0) => format!(" (staleness at most {bound})"),
         ("bounded", Some(bound), ahead) => {
@@ -137,8 +146,11 @@ pub(crate) fn table(status: &wire::Status) -> String {
     if let Some(newest) = &status.checkpoint {
         let _ = writeln!(
             text,
-            "checkpoint {} of step {}, {:.0} s ago; {} updates lost",
-            newest.number, newest.clock, newest.age, status.lost_updates
+            "checkpoint {} of step {}, {:.0} s ago; {}",
+            newest.number,
+            newest.clock,
+            newest.age,
+            lost(status)
         );
     }
     if let Some(factor) = status.learning_rate_factor.filter(|factor| *factor < 1.0) {
@@ -164,6 +176,26 @@ pub(crate) fn table(status: &wire::Status) -> String {
     }
     write_remarks(&mut text, status);
     text
+}
+
+/// Describes the lost updates.
+fn lost(status: &wire::Status) -> String {
+    let steps = status.shards.iter().zip(0u32..);
+    let steps = steps.map(|(status, shard)| (shard, status.lost_steps));
+    lost_updates(status.lost_updates, steps)
+}
+
+/// Describes lost updates, and how many steps of each shard they are.
+pub(crate) fn lost_updates(updates: u64, steps: impl Iterator<Item = (u32, u64)>) -> String {
+    let steps = steps.filter(|(_, steps)| *steps > 0);
+    let steps: Vec<String> = steps
+        .map(|(shard, steps)| format!("{steps} steps of shard {shard}"))
+        .collect();
+    match (updates, steps.is_empty()) {
+        (0, _) => "no update lost".to_owned(),
+        (_, true) => format!("{updates} updates of blocks lost"),
+        (_, false) => format!("{updates} updates of blocks lost ({})", steps.join(", ")),
+    }
 }
 
 /// Writes a line about each task and shard that needs attention.
@@ -229,8 +261,9 @@ fn tasks_table(status: &wire::Status) -> Table {
             }
         };
         table.add_row([
-            id.map_or(String::new(), |t| t.to_string()),
-            id.map_or(String::new(), |t| t.generation.to_string()),
+            task_name(place.task.as_ref()),
+            id.filter(|t| t.generation > Generation(0))
+                .map_or(String::new(), |t| t.generation.to_string()),
             harmless(&place.address).into_owned(),
             harmless(&place.metrics_address).into_owned(),
             format!("{:.1} s ago", task.heartbeat_age),

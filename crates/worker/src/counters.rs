@@ -45,6 +45,16 @@ impl Counters {
         }
     }
 
+    /// Shows that the worker makes no steps at present: no rate, and nothing of its last step.
+    pub(crate) fn rest(&self) {
+        for of_step in [&self.loss, &self.gradient_norm] {
+            of_step.set(f64::NAN);
+        }
+        for of_work in [&self.samples_per_second, &self.clock] {
+            of_work.set(0.0);
+        }
+    }
+
     pub(crate) fn step(&self, samples: u64, loss: f64, norm: f64, times: &Times) {
         self.steps.increment(1);
         self.samples.increment(samples);

@@ -49,6 +49,9 @@ pub enum WorkerError {
     /// The coordinator's answer violates the protocol.
     #[error("the coordinator's answer to {0} lacks what it must have; is it of the same release?")]
     Protocol(&'static str),
+    /// A submitted job names a place that this worker does not allow.
+    #[error("{0}")]
+    Location(String),
     /// The job is invalid with this worker's settings.
     #[error(transparent)]
     Job(#[from] JobError),

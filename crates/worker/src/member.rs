@@ -164,6 +164,7 @@ where
                 outcome = self.work_as(membership) => outcome,
                 lost = membership.lost() => Err(lost.into()),
             };
+            self.counters.rest();
             match outcome {
                 Err(error) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");

@@ -9,7 +9,7 @@ use candle_core::Device;
 use collective::{Exchange, LinkService, SHARED_MEMORY, take_links};
 use daemon::membership::{Coordinator, Membership, Registration};
 use daemon::process::{After, Process};
-use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
+use daemon::settings::{ConnectionSettings, LocationSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
@@ -17,6 +17,7 @@ use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
 use shared_proto::task::{self, boxed};
 use shared_proto::transport::Listen;
+use storage::{AllowedLocations, StorageError, without_user};
 use tokio_util::sync::CancellationToken;
 
 use crate::device;
@@ -72,6 +73,9 @@ pub struct Settings {
         default_value = SHARED_MEMORY
     )]
     pub shared_memory: PathBuf,
+    /// The places that submitted jobs may use.
+    #[command(flatten)]
+    pub locations: LocationSettings,
     /// The limits on connections of other workers.
     #[command(flatten)]
     pub connections: ConnectionSettings,
@@ -229,6 +233,9 @@ impl Replicas for Builder {
         if let Some(dir) = &self.settings.run_dir {
             job.run_dir = Some(own_folder(dir, &membership.run_folder)?);
         }
+        if !membership.run_folder.is_empty() {
+            self.check_locations(membership)?;
+        }
         job.validate()?;
         Ok(job)
     }
@@ -252,6 +259,48 @@ impl Replicas for Builder {
 
     fn forget(&mut self) {
         self.built = None;
+    }
+}
+
+impl Builder {
+    /// Refuses a submitted job that reads from places which this worker does not allow.
+    fn check_locations(&self, membership: &Membership) -> Result<(), WorkerError> {
+        let job = &membership.job;
+        let text = |path: &PathBuf| path.display().to_string();
+        // Without a run directory of its own, it writes to the coordinator's.
+        let coordinators = job.run_dir.as_ref().map(|dir| {
+            let depth = Path::new(&membership.run_folder).components().count();
+            dir.ancestors().nth(depth).unwrap_or(dir).to_owned()
+        });
+        let own = [
+            &self.settings.run_dir,
+            &self.settings.data_dir,
+            &coordinators,
+        ];
+        let own: Vec<String> = own.into_iter().flatten().map(text).collect();
+        let given = self.settings.locations.allow_location.iter().chain(&own);
+        let unread = |error: StorageError| WorkerError::Location(error.to_string());
+        let allowed = AllowedLocations::read(given.map(String::as_str)).map_err(unread)?;
+        let data = job
+            .data
+            .dir
+            .as_ref()
+            .filter(|_| self.settings.data_dir.is_none());
+        for (setting, path) in [
+            ("data.dir", data),
+            ("model.init_from", job.model.init_from.as_ref()),
+        ] {
+            let Some(location) = path.map(text) else {
+                continue;
+            };
+            if !allowed.have(&location).map_err(unread)? {
+                return Err(WorkerError::Location(format!(
+                    "the job's `{setting}` is {}, and this worker allows submitted jobs only places in: {allowed}; name one there, or start the worker with --allow-location",
+                    without_user(&location)
+                )));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -217,6 +217,16 @@ impl Trainer<'_> {
         let (Some(best), Some(dir)) = (&self.job.best, &self.job.run_dir) else {
             return Ok(None);
         };
+        if metrics
+            .get(&best.metric)
+            .is_some_and(|value| value.is_nan())
+        {
+            tracing::warn!(
+                "{} of the evaluation after epoch {} is NaN, so its weights are not kept as the best (best.metric); auc, for instance, needs held-out samples of both classes",
+                best.metric,
+                data_epoch + 1
+            );
+        }
         let kept = Kept::read(dir).map_err(ReplicaError::from)?;
         let pass = (self.membership.run, data_epoch);
         let Some(new) = Kept::better(best, kept, pass, metrics) else {

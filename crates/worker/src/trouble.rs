@@ -68,7 +68,9 @@ impl WorkerError {
             Self::Replica(error) => error.failure_in_a_step(),
             Self::Device(_) => WorkerFailure::Device,
             Self::RunDir { .. } => WorkerFailure::RunDirectory,
-            Self::Protocol(_) | Self::Job(_) | Self::Listen { .. } => WorkerFailure::Refused,
+            Self::Protocol(_) | Self::Location(_) | Self::Job(_) | Self::Listen { .. } => {
+                WorkerFailure::Refused
+            }
             Self::CannotWork(_) => WorkerFailure::Unspecified,
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use tests::{Cluster, Daemon, Program, eventually, say};
 
-use super::{STAY, end, ended, job as job_of, submit, submit_to};
+use super::{end, ended, job as job_of, submit, submit_to};
 use crate::program;
 use crate::stores::SmallDisk;
 
@@ -25,9 +25,9 @@ fn a_job_whose_server_cannot_see_its_checkpoints_fails_with_the_reason() {
     let address = cluster.coordinator.address();
     let member = ["ps-server", "--identity", "ps-0", "--coordinator", &address];
     let log = dir.path().join("ps-0.log");
-    let server = Daemon::start(&apart, log, &[&member[..], &STAY].concat(), &[]);
+    let server = Daemon::start(&apart, log, &member, &[]);
     cluster.ps.push(server);
-    let worker = cluster.member("worker", "a", &STAY, &[]);
+    let worker = cluster.member("worker", "a", &[], &[]);
     cluster.workers.push(worker);
 
     let job = "epochs = 2\n[cluster]\nps = 1\nworkers = 1\nstall_seconds = 12.0\n";

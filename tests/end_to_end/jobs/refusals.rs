@@ -7,7 +7,7 @@ use shared_proto::security::Security;
 use shared_proto::wire::SubmitJobRequest;
 use tests::Cluster;
 
-use super::{STAY, about_jobs, digits, ended, jobs, submit_to};
+use super::{about_jobs, digits, ended, jobs, submit_to};
 use crate::program;
 
 fn said(output: &std::process::Output) -> String {
@@ -117,11 +117,7 @@ fn a_coordinator_of_one_job_takes_no_others() {
     for arguments in [&["submit", file][..], &["jobs"], &["cancel", "1"]] {
         let output = about_jobs(&cluster, arguments);
         assert_eq!(output.status.code(), Some(1));
-        assert!(
-            said(&output).contains("--after-job wait"),
-            "{}",
-            said(&output)
-        );
+        assert!(said(&output).contains("--no-job"), "{}", said(&output));
     }
 }
 
@@ -184,7 +180,7 @@ fn a_job_that_waits_for_workers_is_cancelled_and_waited_for() {
 
     // The next one, with workers and servers, is followed to its end.
     for (role, name) in [("ps-server", "p"), ("worker", "a")] {
-        let member = cluster.member(role, name, &STAY, &[]);
+        let member = cluster.member(role, name, &[], &[]);
         cluster.workers.push(member);
     }
     let small = "name = \"small\"\nepochs = 1\n[cluster]\nps = 1\nworkers = 1\n";

@@ -22,6 +22,7 @@ use time::OffsetDateTime;
 
 use super::Store;
 use crate::error::CheckpointError;
+use crate::manifest::sha256;
 
 /// The interval at which an owner raises its counter.
 pub const BEAT: Duration = Duration::from_secs(3);
@@ -57,6 +58,43 @@ pub struct Claim {
     pub coordinator: String,
 }
 
+/// The content of a claim's file.
+#[derive(Serialize, Deserialize)]
+struct ClaimFile {
+    #[serde(flatten)]
+    claim: Claim,
+    /// The checksum of the rest; none in files of earlier releases.
+    #[serde(default)]
+    sha256: Option<String>,
+}
+
+impl Claim {
+    fn checksum(&self) -> serde_json::Result<String> {
+        Ok(sha256(&serde_json::to_vec(self)?))
+    }
+
+    /// Returns the content of the claim's file.
+    fn to_file(&self) -> serde_json::Result<Vec<u8>> {
+        let sha256 = Some(self.checksum()?);
+        let claim = self.clone();
+        serde_json::to_vec_pretty(&ClaimFile { claim, sha256 })
+    }
+
+    /// Reads the content of a claim's file.
+    fn of_file(content: &[u8]) -> Result<Self, String> {
+        let read = || -> serde_json::Result<_> {
+            let ClaimFile { claim, sha256 } = serde_json::from_slice(content)?;
+            let right = claim.checksum()?;
+            Ok((claim, sha256.is_none_or(|sha256| sha256 == right)))
+        };
+        match read() {
+            Ok((claim, true)) => Ok(claim),
+            Ok((_, false)) => Err("its checksum is wrong".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -84,9 +122,11 @@ impl Store {
             let name = numbered(OWNER, term);
             match self.files.read("", &name).await {
                 Ok(content) => {
-                    let claim = serde_json::from_slice(&content);
-                    return claim.map(Some).map_err(|error| {
-                        CheckpointError::damaged(&self.files.place(&name), error.to_string())
+                    return Claim::of_file(&content).map(Some).map_err(|reason| {
+                        let reason = format!(
+                            "{reason}; delete the file if no other run writes its checkpoints there"
+                        );
+                        CheckpointError::damaged(&self.files.place(&name), reason)
                     });
                 }
                 // A higher claim has replaced it meanwhile.
@@ -161,8 +201,7 @@ impl Store {
     /// If the store cannot be read or written to.
     #[boxed]
     pub async fn try_claim(&self, claim: &Claim) -> Result<bool, CheckpointError> {
-        let content = serde_json::to_vec_pretty(claim);
-        let content = content.map_err(|error| CheckpointError::Storage {
+        let content = claim.to_file().map_err(|error| CheckpointError::Storage {
             place: self.location().to_owned(),
             reason: error.to_string(),
         })?;
@@ -240,8 +279,9 @@ impl Store {
             return Ok(());
         }
         tracing::warn!(
-            "{} is {owner}; watching for {patience:?} whether it lives",
-            self.location()
+            "{} belongs to {owner}. It did not release the place; if it shows no sign of life for {} s, this run takes the place",
+            self.location(),
+            patience.as_secs()
         );
         let until = tokio::time::Instant::now() + patience;
         loop {
@@ -311,7 +351,7 @@ fn utc(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::utc;
+    use super::{Claim, utc};
 
     #[test]
     fn times_are_shown_as_people_write_them() {
@@ -324,5 +364,40 @@ mod tests {
         ] {
             assert_eq!(utc(seconds), expected);
         }
+    }
+
+    fn claim() -> Claim {
+        Claim {
+            term: 3,
+            run: "0f".to_owned(),
+            process: "a1".to_owned(),
+            job: "digits".to_owned(),
+            since: 1_790_000_000,
+            coordinator: "alpha (127.0.0.1:7070)".to_owned(),
+        }
+    }
+
+    #[test]
+    fn no_flipped_bit_of_a_claim_makes_another_one() {
+        let content = claim().to_file().unwrap();
+        assert_eq!(Claim::of_file(&content).unwrap(), claim());
+        for bit in 0..8 * content.len() {
+            let mut damaged = content.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(read) = Claim::of_file(&damaged) {
+                assert_eq!(read, claim(), "bit {bit}");
+            }
+        }
+        for length in 0..content.len() {
+            assert!(Claim::of_file(&content[..length]).is_err());
+        }
+    }
+
+    #[test]
+    fn claims_of_earlier_releases_are_read_and_later_ones_by_them() {
+        let earlier = serde_json::to_vec_pretty(&claim()).unwrap();
+        assert_eq!(Claim::of_file(&earlier).unwrap(), claim());
+        let later = claim().to_file().unwrap();
+        assert_eq!(serde_json::from_slice::<Claim>(&later).unwrap(), claim());
     }
 }

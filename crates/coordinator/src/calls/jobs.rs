@@ -8,10 +8,12 @@ use bytes::Bytes;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
+use storage::{AllowedLocations, without_user};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tonic::Status;
 
 use super::slot::Slot;
+use super::waiting::WaitingMembers;
 use crate::queue::{Cancelled, JobQueue, QueueError, Submission};
 
 /// The most bytes of a submitted job.
@@ -35,6 +37,10 @@ pub(crate) struct JobCalls {
     pub(crate) queue: Arc<JobQueue>,
     /// The numbers of servers and of workers of a job that gives none.
     pub(crate) sizes: (Option<u32>, Option<u32>),
+    /// The members that wait for the next job.
+    pub(crate) waiting: WaitingMembers,
+    /// The places that jobs may use.
+    pub(crate) allowed: AllowedLocations,
 }
 
 impl JobCalls {
@@ -91,12 +97,34 @@ impl JobCalls {
                 job.name.len()
             )));
         }
+        self.check_location("checkpoint.location", job.checkpoint.location.as_deref())?;
+        self.check_location(
+            "restore",
+            Some(request.restore.as_str()).filter(|from| !from.is_empty()),
+        )?;
         // The sizes of the cluster may not suit the job's strategy.
         let sized = self.sized(job.clone());
         if sized.validate().is_ok() {
             job = sized;
         }
         Ok(job)
+    }
+
+    /// Refuses a place that jobs may not use.
+    fn check_location(&self, setting: &str, location: Option<&str>) -> Result<(), Refusal> {
+        let Some(location) = location else {
+            return Ok(());
+        };
+        let malformed = |what: String| Refusal::new(Reason::Malformed, what);
+        match self.allowed.have(location) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(malformed(format!(
+                "the job's `{setting}` is {}, and this coordinator allows submitted jobs only places in: {}; name one there, or start the coordinator with --allow-location",
+                without_user(location),
+                self.allowed
+            ))),
+            Err(error) => Err(malformed(format!("the job's `{setting}`: {error}"))),
+        }
     }
 
     /// Returns a job with the sizes of this cluster where it gives none.
@@ -226,6 +254,6 @@ pub(super) fn failed(error: QueueError, refused: impl FnOnce(Refusal) -> Status)
 pub(super) fn no_queue() -> Refusal {
     Refusal::new(
         Reason::NoQueue,
-        "this coordinator serves one job alone; start it with --after-job wait for a cluster that takes others",
+        "this coordinator serves one job alone; start it with --no-job for a cluster that takes others",
     )
 }

@@ -8,7 +8,7 @@ use shared_proto::wire;
 use crate::cluster::DIGEST_BYTES;
 
 /// The most bytes of an identity, an address or the name of a metric.
-const LONGEST_NAME: usize = 256;
+pub(super) const LONGEST_NAME: usize = 256;
 
 /// The most means of an evaluation.
 const MOST_METRICS: usize = 256;

@@ -17,3 +17,4 @@ mod origin;
 pub(crate) mod service;
 pub(crate) mod slot;
 mod steps;
+pub(crate) mod waiting;

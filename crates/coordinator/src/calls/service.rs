@@ -11,7 +11,7 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::table::TableSpec;
 use shared_proto::task;
 use shared_proto::transport::PROTOCOL_VERSION;
-use shared_proto::view::View;
+use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::coordinator_server::Coordinator;
 use tokio::sync::mpsc;
@@ -81,6 +81,14 @@ fn next_view(view: &View, known: &mut Vec<Task>, differences: bool) -> wire::Vie
     message
 }
 
+/// Returns whether members wait for the next job.
+fn has_no_job_at_work(status: &wire::Status) -> bool {
+    matches!(
+        status.phase(),
+        JobPhase::Idle | JobPhase::Done | JobPhase::Failed
+    )
+}
+
 #[tonic::async_trait]
 impl Coordinator for Service {
     async fn register(
@@ -103,10 +111,14 @@ impl Coordinator for Service {
         self.current_job.security.check_role(&extensions, role)?;
         let active = self.current_job.slot.active().map_err(refused)?;
         let shared = &active.shared;
+        let process = request.process;
         let task = shared
             .ask(|cluster, now| cluster.register(now, role, request))
             .await
             .map_err(refused)?;
+        if let Some(jobs) = &self.queue {
+            jobs.waiting.registered(process);
+        }
         tracing::info!(%task, generation = task.generation.0, "registered");
         let view = shared.views.borrow().number.0;
         let reply = shared.look(|cluster, _| wire::RegisterReply {
@@ -127,6 +139,7 @@ impl Coordinator for Service {
             },
             run: cluster.run_number().0,
             run_folder: active.folder.clone(),
+            has_queue: self.queue.is_some(),
         });
         Ok(Response::new(reply))
     }
@@ -193,7 +206,11 @@ impl Coordinator for Service {
     }
 
     async fn get_job(&self, request: Request<wire::JobRequest>) -> Answer<wire::JobReply> {
-        if request.get_ref().wait {
+        let wire::JobRequest { wait, waiting } = request.into_inner();
+        if wait {
+            if let (Some(jobs), Some(member)) = (&self.queue, waiting) {
+                jobs.waiting.saw(member, Instant::now());
+            }
             let _ = tokio::time::timeout(LONG_POLL, self.current_job.slot.at_work()).await;
         }
         let reply = self
@@ -406,10 +423,18 @@ impl Coordinator for Service {
     }
 
     async fn get_status(&self, _: Request<wire::StatusRequest>) -> Answer<wire::Status> {
-        let shared = self.current_job.shared()?;
-        Ok(Response::new(
-            shared.look(|cluster, now| cluster.status(now)),
-        ))
+        let mut status = match (self.current_job.shared(), &self.queue) {
+            (Ok(shared), _) => shared.look(|cluster, now| cluster.status(now)),
+            (Err(_), Some(_)) => wire::Status {
+                phase: JobPhase::Idle.into(),
+                ..wire::Status::default()
+            },
+            (Err(no_job), None) => return Err(no_job),
+        };
+        if let Some(jobs) = self.queue.as_ref().filter(|_| has_no_job_at_work(&status)) {
+            jobs.waiting.add_to(&mut status, Instant::now());
+        }
+        Ok(Response::new(status))
     }
 
     async fn submit_job(

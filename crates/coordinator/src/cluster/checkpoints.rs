@@ -80,6 +80,12 @@ pub(crate) struct SavedProgress {
 }
 
 impl SavedProgress {
+    /// Returns the pass over the data that was evaluated last, from 1; 0 if none was.
+    pub(crate) fn evaluated(&self) -> u32 {
+        let newest = self.evaluations.last();
+        newest.map_or(0, |evaluation| evaluation.data_epoch.saturating_add(1))
+    }
+
     /// Encodes the progress for a manifest, and checks that it reads back the same.
     ///
     /// # Errors

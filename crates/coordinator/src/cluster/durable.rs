@@ -90,6 +90,9 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
     /// The reason why the job has ended without its last checkpoint; empty if it has not.
     pub(super) unsaved: String,
+    /// The number of workers that took part; 0 until the end.
+    #[serde(default)]
+    pub(super) workers: usize,
 }
 
 impl Durable {
@@ -117,6 +120,7 @@ impl Durable {
                 error: String::new(),
                 seconds: 0.0,
                 unsaved: String::new(),
+                workers: 0,
             },
         }
     }

@@ -54,6 +54,9 @@ pub(crate) struct Losses {
     whole: VecDeque<u64>,
     /// The number of lost updates that have been reported.
     pub(super) total: u64,
+    /// The part of `total` that each shard has lost.
+    #[serde(default)]
+    by_shard: BTreeMap<u32, u64>,
 }
 
 impl Losses {
@@ -275,7 +278,10 @@ impl Cluster {
         if updates == 0 {
             return;
         }
-        self.durable.losses.total = self.durable.losses.total.saturating_add(updates);
+        let losses = &mut self.durable.losses;
+        losses.total = losses.total.saturating_add(updates);
+        let of_shard = losses.by_shard.entry(shard).or_default();
+        *of_shard = of_shard.saturating_add(updates);
         let (first_step, last_step) = steps.unzip();
         tracing::warn!(%task, shard, updates, first_step, last_step, "updates are lost");
         self.records.push_back(Record::Lost {
@@ -286,6 +292,18 @@ impl Cluster {
             first_step,
             last_step,
         });
+    }
+
+    /// Returns for each shard that has lost updates how many steps of workers these are, if each step changes all of its blocks.
+    pub(super) fn lost_steps(&self) -> BTreeMap<u32, u64> {
+        let by_shard = self.durable.losses.by_shard.iter();
+        let steps = |(shard, updates): (&u32, &u64)| {
+            (
+                *shard,
+                updates.div_ceil(self.updated_blocks_of(*shard).max(1)),
+            )
+        };
+        by_shard.map(steps).collect()
     }
 
     /// Returns the number of blocks of a shard that take updates; 0 if there is no such shard.

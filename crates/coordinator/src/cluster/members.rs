@@ -273,6 +273,7 @@ impl Cluster {
             let waits = [
                 &mut instants.none_able_since,
                 &mut instants.no_servers_since,
+                &mut instants.too_few_since,
             ];
             for since in waits.into_iter().flatten() {
                 *since += gap;
@@ -299,6 +300,7 @@ impl Cluster {
         self.give_up_if_stuck(now);
         self.fail_without_workers(now);
         self.fail_without_servers(now);
+        self.fail_with_too_few_members(now);
         if self.durable.training.step.is_none() {
             self.save_if_due(now);
             if self.in_lock_step() && self.durable.outcome.phase == JobPhase::Training {

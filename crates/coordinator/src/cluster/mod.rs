@@ -90,8 +90,8 @@ pub(crate) use evaluations::DIGEST_BYTES;
 pub(crate) use failures::Sweep;
 pub(crate) use ledger::Split;
 pub(crate) use model::ModelSpecs;
-pub(crate) use record::Record;
 pub use record::Summary;
+pub(crate) use record::{Record, Timed};
 pub(crate) use ring::{Cause, Joined};
 pub(crate) use rows::TakeRows;
 pub(crate) use saving::{Failure, StoreTask};
@@ -146,6 +146,10 @@ struct Instants {
     none_able_since: Option<Instant>,
     /// The time since which the job waits for servers of which one cannot work.
     no_servers_since: Option<Instant>,
+    /// The time since which the job waits for more members, or at which the newest of them came.
+    too_few_since: Option<Instant>,
+    /// The most members that were there since then.
+    most_members: usize,
 }
 
 /// Counts the changes of state that has to outlive this process.

@@ -91,19 +91,15 @@ impl Trend {
 }
 
 impl OnPlateau {
-    /// Adds an evaluation, as Keras's `ReduceLROnPlateau` does. Returns whether the learning rate falls; `highest` is the highest rate of any
-    /// variable before that.
+    /// Adds an evaluation. Returns whether the learning rate falls; `highest` is the highest rate of any variable before that. `patience` is that
+    /// of Keras's `ReduceLROnPlateau`. A cooldown is that of PyTorch's: none of its evaluations counts (in Keras the last one does).
     fn add(&mut self, evaluation: Measured<'_>, plateau: &Plateau, highest: f32) -> bool {
         let of = (plateau.metric.as_str(), plateau.goal());
-        let was_cooling = self.cooldown > 0;
         if self.trend.add(evaluation, of, plateau.min_delta).is_none() {
             return false;
         }
-        self.cooldown = self.cooldown.saturating_sub(1);
-        if was_cooling {
-            // The last evaluation of a cooldown counts already.
-            let counts = self.cooldown == 0 && self.trend.since > 0;
-            self.trend.since = u32::from(counts);
+        if self.cooldown > 0 {
+            (self.cooldown, self.trend.since) = (self.cooldown - 1, 0);
         }
         let is_least = f64::from(highest) * self.factor <= f64::from(plateau.min_learning_rate);
         let lowered = self.factor * plateau.factor;
@@ -245,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_falls_as_that_of_keras() {
+    fn the_rate_falls_on_a_plateau() {
         let plateau = Plateau {
             factor: 0.5,
             patience: 2,
@@ -257,13 +253,13 @@ mod tests {
         let expected = [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125];
         assert_eq!(factors(&plateau, &losses), expected);
 
-        // The last evaluation of a cooldown counts again.
+        // No evaluation of a cooldown counts.
         let cooling = Plateau {
             cooldown: 2,
             ..plateau.clone()
         };
-        let expected = [1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125];
-        assert_eq!(factors(&cooling, &[1.0; 9]), expected);
+        let expected = [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.125];
+        assert_eq!(factors(&cooling, &[1.0; 11]), expected);
 
         let limited = Plateau {
             patience: 1,

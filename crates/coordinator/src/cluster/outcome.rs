@@ -108,6 +108,7 @@ impl Cluster {
 
     pub(super) fn record_end(&mut self, now: Instant) {
         self.count_unreported_losses(now);
+        self.durable.outcome.workers = self.workers_at_work();
         self.records.push_back(Record::Ended {
             seconds: self.seconds(now),
             error: self.durable.outcome.error.clone(),
@@ -118,11 +119,8 @@ impl Cluster {
     pub(crate) fn summary(&self, now: Instant) -> Summary {
         let last = self.durable.evaluations.done.last();
         let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
-        let gone = &self.durable.forgotten;
-        let members = self.durable.members.values();
         let progress = &self.durable.training;
-        let has_data = !progress.ledger.as_ref().is_some_and(Ledger::exhausted);
-        let ended_early = progress.stopping && has_data;
+        let ended_early = self.ended_early();
         let observed = self.observed.updates();
         let training = self
             .instants
@@ -136,8 +134,10 @@ impl Cluster {
             },
             pipeline: self.job.strategy.pipeline,
             ps: self.servers().len(),
-            workers: gone.workers + members.filter(|m| m.progress.steps > 0).count(),
-            epochs: self.job.epochs,
+            // A coordinator that resumes an ended job knows none that is at work.
+            workers: self.workers_at_work().max(self.durable.outcome.workers),
+            epochs: self.trained_epochs(),
+            job_epochs: self.job.epochs,
             steps: progress.tally.steps,
             samples: progress.tally.samples,
             seconds: self.seconds(now),
@@ -152,6 +152,7 @@ impl Cluster {
                 .filter(|_| self.durable.outcome.phase == JobPhase::Done)
                 .map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
             lost_updates: self.durable.losses.total,
+            lost_steps: self.lost_steps(),
             skipped_steps: progress.tally.skipped,
             late_steps: progress.tally.late,
             max_clock_lead: observed.max_clock_lead,
@@ -165,6 +166,34 @@ impl Cluster {
             unsaved: self.durable.outcome.unsaved.clone(),
             error: self.durable.outcome.error.clone(),
         }
+    }
+
+    /// Returns the number of workers that have made steps.
+    fn workers_at_work(&self) -> usize {
+        let members = self.durable.members.values();
+        self.durable.forgotten.workers + members.filter(|m| m.progress.steps > 0).count()
+    }
+
+    /// Returns whether the training has stopped, or is to, before its data ends.
+    fn ended_early(&self) -> bool {
+        let training = &self.durable.training;
+        let has_data = !training.ledger.as_ref().is_some_and(Ledger::exhausted);
+        training.stopping && has_data
+    }
+
+    /// Returns the passes over the data that have begun.
+    pub(super) fn trained_epochs(&self) -> u32 {
+        let samples = self.durable.training.tally.samples;
+        let begun = match samples {
+            0 => 0,
+            _ => self.data_epoch() + 1,
+        };
+        if !self.ended_early() && self.job.steps.is_none() {
+            return begun;
+        }
+        // Data of the next pass may have been leased, and not used.
+        let used = samples.div_ceil(self.training_samples().max(1));
+        begun.min(u32::try_from(used).unwrap_or(u32::MAX))
     }
 
     /// Returns the shares of pull, compute, push and wait in the time of all workers together.

@@ -6,7 +6,17 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use shared_proto::{number, wire};
 
-/// A line of `metrics.jsonl`. Seconds count from the beginning of training.
+/// A line of `metrics.jsonl`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Timed<T = Record> {
+    /// Seconds since 1970, also before training begins; none in files of earlier releases.
+    #[serde(default)]
+    pub(crate) time: Option<f64>,
+    #[serde(flatten)]
+    pub(crate) record: T,
+}
+
+/// What happened. Seconds count from the beginning of training.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Record {
@@ -158,8 +168,11 @@ pub struct Summary {
     pub ps: usize,
     /// Workers that finished a step.
     pub workers: usize,
-    /// Passes over the data.
+    /// Passes over the data that were begun.
     pub epochs: u32,
+    /// Passes over the data that the job asks for.
+    #[serde(default)]
+    pub job_epochs: u32,
     /// Steps, summed over workers; in sync mode, committed steps.
     pub steps: u64,
     /// Samples trained on.
@@ -185,6 +198,9 @@ pub struct Summary {
     /// Updates (pairs of a block and a step) that were acknowledged and lost with a server.
     #[serde(default)]
     pub lost_updates: u64,
+    /// For each shard that has lost updates, how many steps of workers that is, if each step changes all of its blocks.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lost_steps: BTreeMap<u32, u64>,
     /// Steps that were left out because their gradients were NaN or infinite.
     #[serde(default)]
     pub skipped_steps: u64,

@@ -129,11 +129,14 @@ impl Cluster {
     }
 
     fn shard_status(&self) -> Vec<wire::ShardStatus> {
+        let lost_steps = self.lost_steps();
         self.servers()
             .iter()
-            .map(|task| wire::ShardStatus {
+            .zip(0u32..)
+            .map(|(task, shard)| wire::ShardStatus {
                 server: Some((*task).into()),
                 report: self.observed.shard_reports.get(&task.id).cloned(),
+                lost_steps: lost_steps.get(&shard).copied().unwrap_or(0),
             })
             .collect()
     }

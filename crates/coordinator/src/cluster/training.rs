@@ -253,7 +253,8 @@ impl Cluster {
             && !self.durable.evaluations.pending()
             && self.durable.training.step.is_none()
         {
-            let data_epoch = self.data_epoch();
+            // Of the pass that was trained last, which may not be the one of which data was leased last.
+            let data_epoch = self.trained_epochs().saturating_sub(1);
             self.durable.evaluations.due.push_back(data_epoch);
         }
     }

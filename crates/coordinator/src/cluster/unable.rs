@@ -9,8 +9,11 @@
 //!
 //! A server that cannot use the job's checkpoints reports this and leaves, too. A submitted job that waits for it fails after the
 //! same time.
+//!
+//! A job for which too few members are there fails after `cluster.stall_seconds` as well: a submitted one at any time, others
+//! before their training begins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +30,9 @@ const MOST_TROUBLES: usize = 256;
 
 /// The longest wait of a submitted job for a member that can work.
 const QUEUED: Duration = Duration::from_secs(60);
+
+/// The wait of a submitted job whose model no worker can build. Workers of a program that knows the model may be on their way.
+const REFUSED: Duration = Duration::from_secs(5);
 
 /// The number of members that an error names.
 const MOST_NAMED: usize = 3;
@@ -174,6 +180,7 @@ impl Cluster {
         let since = self.instants.none_able_since.unwrap_or(now);
         // An older trouble does not explain why too few workers are there now. Those that have reported none may come back.
         let patience = match ready {
+            0 if self.is_refused_by_all() => REFUSED.min(self.patience()),
             0 => self.patience(),
             _ => self.stall(),
         };
@@ -208,6 +215,60 @@ impl Cluster {
         let error = format!(
             "{which} could work for {} s{limit}{needs}; remove the cause and {advice}: {named}",
             patience.as_secs_f64()
+        );
+        self.durable.unable.failed = true;
+        self.fail(now, error);
+    }
+
+    /// Returns whether all workers of a submitted job have said that they cannot build its model. Another try makes no difference then.
+    fn is_refused_by_all(&self) -> bool {
+        let troubles = self.durable.unable.of(Role::Worker);
+        let refused: BTreeSet<TaskId> = troubles
+            .filter(|(_, trouble)| trouble.failure == WorkerFailure::Model)
+            .map(|(worker, _)| *worker)
+            .collect();
+        let mut live = self.live(Role::Worker);
+        self.turn == Turn::Submitted
+            && refused.len() >= self.job.workers() as usize
+            && live.all(|worker| refused.contains(&worker.task.id))
+    }
+
+    /// Fails a job that waits for members, once the stall time-out is over.
+    pub(super) fn fail_with_too_few_members(&mut self, now: Instant) {
+        let workers = self.live(Role::Worker).count();
+        let lacks_server = self.orphans().next().is_some()
+            || (self.map().is_none() && self.missing_servers(true).is_some());
+        let lacks = match self.durable.outcome.phase {
+            JobPhase::Starting => lacks_server || workers < self.job.workers() as usize,
+            JobPhase::Training => self.turn == Turn::Submitted && (lacks_server || workers == 0),
+            _ => false,
+        };
+        if !lacks || self.durable.checkpoints.ending() {
+            self.instants.too_few_since = None;
+            return;
+        }
+        let members = workers + self.live(Role::Ps).count();
+        let instants = &mut self.instants;
+        if instants.too_few_since.is_none() || members > instants.most_members {
+            (instants.too_few_since, instants.most_members) = (Some(now), members);
+        }
+        let since = instants.too_few_since.unwrap_or(now);
+        // Members that cannot work have rules of their own, with their reasons.
+        let of_others = [
+            self.instants.none_able_since,
+            self.instants.no_servers_since,
+        ];
+        if now.duration_since(since) < self.stall() || of_others.iter().any(Option::is_some) {
+            return;
+        }
+        let advice = match self.turn {
+            Turn::Submitted => "submit the job again",
+            Turn::Alone | Turn::First => "start the coordinator again on its run directory",
+        };
+        let error = format!(
+            "the job has waited for {} s (cluster.stall_seconds): {}; start what is missing, or ask for less (cluster.ps, cluster.workers), and {advice}",
+            self.stall().as_secs_f64(),
+            self.missing(),
         );
         self.durable.unable.failed = true;
         self.fail(now, error);

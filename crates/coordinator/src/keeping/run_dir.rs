@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use checkpoint::Store;
 use daemon::Offload;
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::history::History;
 use super::tensorboard;
-use crate::cluster::{Record, Summary};
+use crate::cluster::{Record, Summary, Timed};
 
 /// The longest wait for the last records to be written, among them the histograms of the last checkpoint.
 pub(crate) const LAST_RECORDS: Duration = Duration::from_secs(15);
@@ -137,15 +137,18 @@ async fn write(
     // The number of lines that could not be written, since the disk is full. It may have room again later.
     let mut lost = 0;
     while queue.recv_many(&mut records, QUEUE).await > 0 {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        let time = since_1970.ok().map(|time| time.as_millis() as f64 / 1e3);
         {
             let mut history = history.lock();
-            records.iter().for_each(|record| history.add(record));
+            records.iter().for_each(|record| history.add(time, record));
         }
         let written = async {
             // The last line may have been cut short.
             let mut text = if lost > 0 { vec![b'\n'] } else { Vec::new() };
             for record in &records {
-                serde_json::to_writer(&mut text, record).map_err(std::io::Error::other)?;
+                serde_json::to_writer(&mut text, &Timed { time, record })
+                    .map_err(std::io::Error::other)?;
                 text.push(b'\n');
             }
             file.write_all(&text).await?;

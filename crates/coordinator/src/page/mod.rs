@@ -114,7 +114,10 @@ struct Served {
 }
 
 /// The page itself tells nothing of the cluster, so it needs no token.
-async fn page(State(served): State<Arc<Served>>) -> Response {
+async fn page(State(served): State<Arc<Served>>, request: Request) -> Response {
+    if let Err((code, why)) = served.check_host(&request) {
+        return answer(code, "text/plain; charset=utf-8", why);
+    }
     let page = template::live(served.security.demands_token());
     answer(StatusCode::OK, "text/html; charset=utf-8", page)
 }
@@ -136,12 +139,18 @@ impl Served {
         job.map_or_else(|| json!({ "status": null }), |job| job.to_json())
     }
 
-    /// Checks that the caller may have the data.
-    fn check(&self, request: &Request) -> Result<(), (StatusCode, String)> {
+    /// Checks that a browser was sent here by a name of this machine, if only this machine is to reach the page.
+    fn check_host(&self, request: &Request) -> Result<(), (StatusCode, String)> {
         if self.is_private && !names_this_machine(request) {
             let why = "this page is for browsers of this machine; open it as http://127.0.0.1 or http://localhost";
             return Err((StatusCode::FORBIDDEN, why.to_owned()));
         }
+        Ok(())
+    }
+
+    /// Checks that the caller may have the data.
+    fn check(&self, request: &Request) -> Result<(), (StatusCode, String)> {
+        self.check_host(request)?;
         let checked = self
             .security
             .check_token(request.headers(), request.extensions());

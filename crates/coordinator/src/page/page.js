@@ -165,7 +165,8 @@ function showRecords(history, note) {
     ["after", "number", (c) => span(number(c.seconds))],
   ], [...history.checkpoints].reverse(), { className: "third", tall: true, note });
   table("Events", [
-    ["after", "narrow", (r) => span(number(r.seconds))],
+    ["at", "narrow", (r) => r.time ? new Date(1000 * r.time).toLocaleTimeString() : ""],
+    ["after", "narrow", (r) => number(r.seconds) > 0 ? span(number(r.seconds)) : ""],
     ["event", "", (r) => r.text],
   ], [...history.remarks].reverse(), { className: "third", tall: true });
 }
@@ -245,11 +246,12 @@ function showReport(report) {
   const rows = [
     ["mode", (summary.staleness === null ? summary.mode : `${summary.mode}, staleness at most ${summary.staleness}`) + (summary.pipeline ? `, pipeline ${summary.pipeline}` : "")],
     ["cluster", summary.ps ? `${summary.ps} servers, ${summary.workers} workers` : `${summary.workers} workers`],
-    ["epochs", count(summary.epochs)],
+    ["epochs", summary.job_epochs > summary.epochs ? `${count(summary.epochs)} of ${count(summary.job_epochs)}` : count(summary.epochs)],
+    ["ended early", summary.stopped_early || (summary.stopped ? "it was told to" : "")],
     ["samples", count(summary.samples)],
     ["largest clock lead", `${summary.max_clock_lead} steps`],
     ["mean gradient staleness", `${value(number(summary.mean_gradient_staleness))} updates`],
-    ["updates lost", count(summary.lost_updates)],
+    ["updates of blocks lost", count(summary.lost_updates)],
     ["steps left out (not finite)", count(summary.skipped_steps)],
     ["gradients left out (late)", count(summary.late_steps)],
     ["time to compute", share("share_compute")],

@@ -10,6 +10,7 @@ use shared_proto::ids::RunNumber;
 use shared_proto::job::{Job, Mode, run_dir};
 use shared_proto::receipt::ReceiptKey;
 
+use super::best;
 use super::error::CoordinatorError;
 use crate::cluster::{CheckpointPlace, Cluster, Durable, Turn};
 use crate::keeping::keeper::progress;
@@ -148,7 +149,14 @@ pub(crate) async fn begin(
             }
         }
         None => {
-            let cluster = start(job, dir, keeping.as_mut(), wish.restore).await?;
+            let cluster = start(
+                job,
+                dir,
+                RunNumber::of(&run),
+                keeping.as_mut(),
+                wish.restore,
+            )
+            .await?;
             cluster.with_receipt_key(wish.receipt_key)
         }
     };
@@ -231,16 +239,17 @@ fn claim(job: &Job, run: &str, here: String) -> Claim {
 async fn start(
     job: Job,
     dir: &Path,
+    run: RunNumber,
     keeping: Option<&mut Keeping>,
     restore: Option<Restore<'_>>,
 ) -> Result<Cluster, CoordinatorError> {
     let Some(keeping) = keeping else {
-        return start_cluster(job, dir, None, restore).await;
+        return start_cluster(job, dir, run, None, restore).await;
     };
     let store = keeping.store.clone();
     // Comes first: where another run is at work, nothing may be read or changed.
     let before = store.watch_owner(&keeping.claim.run, DEAD_AFTER).await?;
-    let cluster = start_cluster(job, dir, Some(&store), restore).await?;
+    let cluster = start_cluster(job, dir, run, Some(&store), restore).await?;
     keeping.claim = store.claim(keeping.claim.clone(), before.as_ref()).await?;
     let listed = store.list().await?;
     let next = listed.last().map_or(0, |last| last.number + 1);
@@ -265,6 +274,7 @@ fn go_on(job: Job, dir: &Path, saved: Durable) -> Result<Cluster, CoordinatorErr
 async fn start_cluster(
     job: Job,
     dir: &Path,
+    run: RunNumber,
     ours: Option<&Store>,
     restore: Option<Restore<'_>>,
 ) -> Result<Cluster, CoordinatorError> {
@@ -282,6 +292,7 @@ async fn start_cluster(
         }
         return Ok(Cluster::new(job));
     };
+    let has_run_dir = matches!(restore, Restore::At(_));
     let (store, manifest) = restore.load().await?;
     let refused = |what: String| CoordinatorError::Restore {
         location: store.checkpoint_location(manifest.number),
@@ -301,6 +312,12 @@ async fn start_cluster(
         steps = manifest.steps,
         "beginning with a checkpoint"
     );
+    if has_run_dir {
+        let carried = best::carry(store.location(), dir, run, progress.evaluated()).await;
+        if let Err(error) = carried {
+            tracing::warn!("the best weights of the run before are not taken along: {error}");
+        }
+    }
     let mut cluster = Cluster::new(job);
     cluster.start_from(store.location().to_owned(), &manifest, progress);
     Ok(cluster)

@@ -27,6 +27,9 @@ pub enum CoordinatorError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// A place of --allow-location makes no sense.
+    #[error("--allow-location: {0}")]
+    AllowLocation(storage::StorageError),
     /// The job makes no sense.
     #[error(transparent)]
     Job(#[from] JobError),

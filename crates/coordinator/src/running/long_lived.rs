@@ -26,6 +26,7 @@ use crate::calls::current_job::CurrentJob;
 use crate::calls::jobs::JobCalls;
 use crate::calls::service::Service;
 use crate::calls::slot::Slot;
+use crate::calls::waiting::WaitingMembers;
 use crate::keeping::log::StateError;
 use crate::keeping::state::State;
 use crate::page::Page;
@@ -78,11 +79,13 @@ pub(super) async fn run(
     let calls = JobCalls {
         queue: Arc::clone(&queue),
         sizes: (job.cluster.ps, job.cluster.workers),
+        waiting: WaitingMembers::default(),
+        allowed: settings.allowed_locations(&dir, &job)?,
     };
     let coordinator = LongLived {
         settings,
         process,
-        given: (!settings.no_job).then_some(job),
+        given: (!settings.begins_without_job(process.after_job)).then_some(job),
         queue,
         slot: Slot::new(None),
         address,

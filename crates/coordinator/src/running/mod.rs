@@ -3,11 +3,12 @@
 //! - `run`: the process; `settings`: its settings; `error`: the errors with which it ends
 //! - `long_lived`: the process of a cluster that works on one job after the other; `job`: one of them
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
-//! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
+//! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process; `best`: takes the best weights along
 //! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics, `rings`: those of rings,
 //!   `total`: counters that go on from job to job
 
 mod begin;
+mod best;
 pub mod embedded;
 mod error;
 mod gauges;

@@ -48,11 +48,8 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         None => (None, None),
     };
 
-    let name = if settings.no_job {
-        "cluster"
-    } else {
-        &job.name
-    };
+    let without_job = settings.begins_without_job(process.after_job);
+    let name = if without_job { "cluster" } else { &job.name };
     let default_dir = || PathBuf::from("runs").join(name);
     let dir = job.run_dir.clone().unwrap_or_else(default_dir);
     let run_dir = |error| CoordinatorError::RunDir {
@@ -62,7 +59,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     // Workers write there too, and may have another working directory.
     let dir = std::path::absolute(&dir).map_err(run_dir)?;
     tokio::fs::create_dir_all(&dir).await.map_err(run_dir)?;
-    if settings.no_job || process.after_job == AfterJob::Wait {
+    if without_job || process.after_job == Some(AfterJob::Wait) {
         let _registered = register(address, page_address, &dir, &process.security);
         let place = Place {
             listener,

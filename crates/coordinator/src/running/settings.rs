@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use daemon::settings::{ConnectionSettings, JobFlags, ProcessSettings};
+use daemon::settings::{AfterJob, ConnectionSettings, JobFlags, LocationSettings, ProcessSettings};
 use shared_proto::job::Job;
 use shared_proto::transport::socket_address;
+use storage::AllowedLocations;
 
 use super::error::CoordinatorError;
 
@@ -32,9 +33,12 @@ pub struct Settings {
     pub resume_failed: bool,
     /// Begin without a job, and wait for those that `flambeau submit` adds. Of the job's settings, only cluster.ps,
     /// cluster.workers and checkpoint.location count, for submitted jobs that leave them out. The folder of the jobs is
-    /// --run-dir, by default runs/cluster. Implies --after-job wait.
+    /// --run-dir, by default runs/cluster. A coordinator with --after-job wait and no job needs no --no-job.
     #[arg(long, env = "FLAMBEAU_NO_JOB")]
     pub no_job: bool,
+    /// The places that submitted jobs may use.
+    #[command(flatten)]
+    pub locations: LocationSettings,
     /// Limits of connections.
     #[command(flatten)]
     pub connections: ConnectionSettings,
@@ -47,6 +51,25 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns whether the coordinator begins with an empty queue: it was told to, or it is to stay after its job and was given none.
+    pub(crate) fn begins_without_job(&self, after_job: Option<AfterJob>) -> bool {
+        let has_job = self.job_file.is_some() || self.job.name_a_job();
+        self.no_job || (after_job == Some(AfterJob::Wait) && !has_job)
+    }
+
+    /// Returns the places that submitted jobs may use: those of the settings, and where this coordinator writes itself.
+    pub(crate) fn allowed_locations(
+        &self,
+        dir: &Path,
+        job: &Job,
+    ) -> Result<AllowedLocations, CoordinatorError> {
+        let dir = dir.display().to_string();
+        let given = self.locations.allow_location.iter().map(String::as_str);
+        let own = [Some(dir.as_str()), job.checkpoint.location.as_deref()];
+        let places = given.chain(own.into_iter().flatten());
+        AllowedLocations::read(places).map_err(CoordinatorError::AllowLocation)
+    }
+
     /// Reads the job. Flags override the file, which overrides the defaults.
     ///
     /// # Errors

@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
@@ -13,6 +13,7 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::{Credentials, Mismatch, Security, certificate_error, chain_of};
 use shared_proto::task::boxed;
 use shared_proto::transport::CALL_TIMEOUT;
+use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -45,6 +46,10 @@ pub struct Coordinator {
     attempts: Arc<AtomicU32>,
     /// Notified when a registration finds that the coordinator has no job.
     pub(super) idle: Arc<Notify>,
+    /// True if the coordinator has said that it takes one job after the other.
+    has_queue: Arc<AtomicBool>,
+    /// What this process says of itself while it waits for a job; nothing before it registers.
+    waiting: Arc<OnceLock<wire::WaitingMember>>,
     security: Security,
 }
 
@@ -89,6 +94,8 @@ impl Coordinator {
             process: fastrand::u64(1..),
             attempts: Arc::default(),
             idle: Arc::default(),
+            has_queue: Arc::default(),
+            waiting: Arc::default(),
             security: security.clone(),
         })
     }
@@ -97,6 +104,31 @@ impl Coordinator {
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
+    }
+
+    /// Returns whether the coordinator takes one job after the other, as it said in the last answer to a registration.
+    pub(crate) fn has_queue(&self) -> bool {
+        self.has_queue.load(Relaxed)
+    }
+
+    pub(super) fn set_queue(&self, has_queue: bool) {
+        self.has_queue.store(has_queue, Relaxed);
+    }
+
+    /// Keeps what the coordinator shows of this process while it waits for a job.
+    pub(super) fn waits_as(&self, registration: &wire::RegisterRequest) {
+        self.waiting.get_or_init(|| wire::WaitingMember {
+            role: registration.role,
+            identity: registration.identity.clone(),
+            address: registration.address.clone(),
+            metrics_address: registration.metrics_address.clone(),
+            process: registration.process,
+        });
+    }
+
+    /// Returns what the coordinator shows of this process while it waits for a job.
+    pub(super) fn waiting(&self) -> Option<wire::WaitingMember> {
+        self.waiting.get().cloned()
     }
 
     /// Returns the number of this process's next registration.

@@ -22,7 +22,10 @@ impl Coordinator {
     pub(crate) async fn has_work(&self, except: Option<RunNumber>) {
         loop {
             let mut client = self.client.clone();
-            let job = client.get_job(wire::JobRequest { wait: true });
+            let job = client.get_job(wire::JobRequest {
+                wait: true,
+                waiting: self.waiting(),
+            });
             let pause = match tokio::time::timeout(CALL_TIMEOUT, job).await {
                 Ok(Ok(reply)) => {
                     let reply = reply.into_inner();
@@ -123,7 +126,7 @@ impl Coordinator {
     #[boxed]
     pub async fn job(&self) -> Result<wire::JobReply, MembershipError> {
         let call = |mut client: Calls, request| async move { client.get_job(request).await };
-        self.send(wire::JobRequest { wait: false }, call).await
+        self.send(wire::JobRequest::default(), call).await
     }
 }
 

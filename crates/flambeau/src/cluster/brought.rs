@@ -88,6 +88,9 @@ impl Joining<'_> {
             .map(OsString::from)
             .to_vec();
         arguments.extend(["--identity", name, "--device", self.devices].map(OsString::from));
+        arguments.extend(["--after-job", "exit"].map(OsString::from));
+        // The job is this program's own.
+        arguments.extend(["--allow-location", "any"].map(OsString::from));
         arguments.extend([OsString::from("--run-dir"), self.folder.into()]);
         let threads = shared_threads(self.workers);
         arguments.extend(["--threads".into(), threads.to_string().into()]);

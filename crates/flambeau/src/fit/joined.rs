@@ -25,8 +25,7 @@ use crate::train::Observer;
 /// The interval at which the job is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A long-lived cluster that runs already: `flambeau coordinator --no-job --after-job wait`, with servers and perhaps workers that have
-/// `--after-job wait`, too.
+/// A long-lived cluster that runs already: `flambeau coordinator --no-job`, with servers and perhaps workers.
 ///
 /// ```no_run
 /// use flambeau::{Error, Job, RunningCluster, Trainer};
@@ -290,7 +289,7 @@ impl Run<'_> {
             return Err(CommandError::ClusterLacks {
                 coordinator: self.joining.coordinator.to_owned(),
                 what: "no parameter server",
-                advice: "start `flambeau ps-server` with this coordinator and --after-job wait",
+                advice: "start `flambeau ps-server` with this coordinator",
             });
         }
         if self.joining.workers > 0 || !lacks(Role::Worker) {
@@ -304,7 +303,7 @@ impl Run<'_> {
             None if waits => Err(CommandError::ClusterLacks {
                 coordinator: self.joining.coordinator.to_owned(),
                 what: "no worker",
-                advice: "start `flambeau worker` with this coordinator and --after-job wait, or bring workers (RunningCluster::bring_workers)",
+                advice: "start `flambeau worker` with this coordinator, or bring workers (RunningCluster::bring_workers)",
             }),
             None => Ok(()),
         }

@@ -109,7 +109,19 @@ pub(super) fn table(jobs: &[QueuedJob]) -> String {
             harmless(&job.run_dir).into_owned(),
         ]);
     }
-    table.trim_fmt()
+    let mut text = table.trim_fmt();
+    // The table has only the beginning of a long reason.
+    for job in jobs {
+        let reason = match job.error.as_str() {
+            "" => &job.waiting_for,
+            error => error,
+        };
+        let reason = harmless(reason);
+        if brief(&reason) != reason {
+            text.push_str(&format!("\njob {}: {reason}", job.id));
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -152,7 +164,14 @@ mod tests {
         ] {
             assert!(shown.contains(part), "{shown}");
         }
-        assert!(!shown.contains(&"x".repeat(61)), "{shown}");
+        // The reason is brief in the table, and whole below it.
+        let (last, rows) = shown
+            .lines()
+            .next_back()
+            .zip(shown.rsplit_once('\n'))
+            .unwrap();
+        assert_eq!(last, format!("job 7: {}", "x".repeat(100)));
+        assert!(!rows.0.contains(&"x".repeat(61)), "{shown}");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use coordinator::Summary;
 use serde::Serialize;
 use shared_proto::job::Checkpoint;
 
+use crate::status::lost_updates;
+
 /// The mean gradient staleness, in updates, beyond which gradients help little.
 const TOO_STALE: f64 = 32.0;
 
@@ -98,9 +100,13 @@ pub(super) fn table(outcome: &Outcome) -> Table {
     if summary.pipeline > 0 {
         mode = format!("{mode}, pipeline {}", summary.pipeline);
     }
+    let steps = summary.lost_steps.iter();
     let lost = match summary.lost_updates {
         0 => "none".to_owned(),
-        lost => format!("{lost}; metrics.jsonl says which"),
+        updates => format!(
+            "{}; metrics.jsonl says which",
+            lost_updates(updates, steps.map(|(shard, steps)| (*shard, *steps)))
+        ),
     };
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -121,10 +127,7 @@ pub(super) fn table(outcome: &Outcome) -> Table {
             "cluster",
             format!("{} ps, {} workers", summary.ps, summary.workers),
         ),
-        (
-            "steps",
-            format!("{} in {} epochs", summary.steps, summary.epochs),
-        ),
+        ("steps", format!("{} in {}", summary.steps, epochs(summary))),
         (
             "time",
             format!(
@@ -145,6 +148,9 @@ pub(super) fn table(outcome: &Outcome) -> Table {
     ] {
         table.add_row([name, &value]);
     }
+    if let Some(why) = ended_early(summary) {
+        table.add_row(["ended early", &why]);
+    }
     if summary.late_steps > 0 {
         let late = format!("{} were left out", summary.late_steps);
         table.add_row(["late gradients", &late]);
@@ -156,6 +162,27 @@ pub(super) fn table(outcome: &Outcome) -> Table {
         ]);
     }
     table
+}
+
+/// Describes the passes over the data that a run has begun, and those that its job asks for.
+fn epochs(summary: &Summary) -> String {
+    let begun = summary.epochs;
+    match summary.job_epochs {
+        asked if asked > begun => format!("{begun} of {asked} epochs"),
+        _ => format!("{begun} epochs"),
+    }
+}
+
+/// Returns the reason why a run has ended before its epochs; none if it has not.
+fn ended_early(summary: &Summary) -> Option<String> {
+    if !summary.stopped_early.is_empty() {
+        return Some(summary.stopped_early.clone());
+    }
+    if summary.stopped {
+        return Some("it was told to".to_owned());
+    }
+    let by_steps = summary.error.is_empty() && summary.epochs < summary.job_epochs;
+    by_steps.then(|| "the job's number of steps".to_owned())
 }
 
 /// Shows a path relative to the working directory, if it lies inside.

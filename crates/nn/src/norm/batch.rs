@@ -76,12 +76,15 @@ impl BatchNorm {
     }
 
     /// In training, returns [`Self::train`] of the inputs and sets the variables of the running statistics. Otherwise,
-    /// returns [`Self::evaluate`].
+    /// returns [`Self::evaluate`]: also in training if the layer is frozen, as in Keras, so that what is trained behind it is what is
+    /// evaluated, and for a batch with one element for each channel, which has no variance.
     ///
     /// # Errors
     /// Those of [`Self::train`] and [`Self::evaluate`].
     pub fn forward(&self, inputs: &Tensor, training: bool) -> Result<Tensor> {
-        if !training {
+        let size = self.check(inputs)?;
+        let has_no_variance = inputs.dim(0)? * size == 1 && share().is_none();
+        if !training || self.is_frozen() || has_no_variance {
             return self.evaluate(inputs);
         }
         let (normal, statistics) = self.train(inputs)?;
@@ -162,6 +165,13 @@ impl BatchNorm {
         let statistics = (numbers(mean)?, &*numbers(variance)?);
         let layer = self.normalize(size, statistics, Origin::Earlier);
         apply_layer(layer, inputs, &self.weight, &self.bias)
+    }
+
+    /// Returns whether neither weight nor bias is trained.
+    fn is_frozen(&self) -> bool {
+        ![&self.weight, &self.bias]
+            .iter()
+            .any(|tensor| tensor.track_op())
     }
 
     fn normalize(&self, size: usize, statistics: (Vec<f64>, &[f64]), origin: Origin) -> Normalize {

@@ -312,7 +312,8 @@ pub struct Cluster {
     pub lease_seconds: f64,
     /// A worker that sends heartbeats, but finishes no step for this long, is evicted. A checkpoint that
     /// makes no progress for this long is given up; the last one, once it has failed for this long. A job
-    /// in which no worker can work for this long fails.
+    /// in which no worker can work for this long fails, and so does one that waits for this long for members before its
+    /// training begins, or once it was submitted to a long-lived cluster at any time.
     pub stall_seconds: f64,
 }
 

@@ -110,7 +110,7 @@ batch_norm = "per-replica" # per-replica | synchronised: whose samples batch nor
 #: workers = 2          # workers that must be there before training begins; absent: 1
 lease_seconds = 10.0    # a process not heard of for so long is taken for dead
 stall_seconds = 600.0   # a worker that finishes no step for so long is evicted, a checkpoint that does not grow given up;
-                        # a job in which no worker can work for so long fails
+                        # a job in which no worker can work for so long fails, and one that waits so long for members to begin
 
 [checkpoint]
 enabled = true          # without, the death of a parameter server ends the job

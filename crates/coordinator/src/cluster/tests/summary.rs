@@ -126,7 +126,8 @@ fn the_summary_has_the_last_evaluation_and_the_counts_of_all_shards() {
     scene.now += Duration::from_secs(6);
     let summary = scene.cluster.summary(scene.now);
     assert_eq!((summary.mode.as_str(), summary.staleness), ("async", None));
-    assert_eq!((summary.ps, summary.workers, summary.epochs), (2, 1, 2));
+    assert_eq!((summary.ps, summary.workers), (2, 1));
+    assert_eq!((summary.epochs, summary.job_epochs), (1, 2));
     assert_eq!((summary.steps, summary.samples), (2, 10));
     assert_eq!((summary.seconds, summary.samples_per_second), (10.0, 2.5));
     assert_eq!(summary.test_loss, Some(0.25));

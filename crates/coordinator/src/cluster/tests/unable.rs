@@ -288,6 +288,7 @@ fn a_submitted_job_whose_servers_cannot_see_its_checkpoints_fails_after_a_minute
         scene.cluster.job.cluster.stall_seconds = 600.0;
         let worker = scene.join(Role::Worker, "w0");
         scene.variables(worker);
+        scene.join(Role::Worker, "w1");
         // It tries again and again, as a server that waits for jobs does.
         for _ in 0..seconds / 10 {
             let server = scene.join(Role::Ps, "ps");
@@ -362,5 +363,69 @@ fn a_submitted_job_that_no_worker_can_work_on_fails_after_a_minute() {
         let (ended, error) = (view.phase == JobPhase::Failed, &view.error);
         assert_eq!(ended, fails, "{turn:?}: {error}");
         assert_eq!(error.contains("submit the job again"), fails, "{error}");
+    }
+}
+
+#[test]
+fn a_job_that_waits_for_members_fails_after_the_stall_time_out() {
+    for turn in [Turn::Submitted, Turn::First, Turn::Alone] {
+        let mut scene = Scene::new(Mode::Bounded, Some(1), 2);
+        let cluster = std::mem::replace(&mut scene.cluster, Cluster::new(Job::default()));
+        scene.cluster = cluster.in_turn(turn);
+        scene.cluster.job.cluster.stall_seconds = 60.0;
+        scene.join(Role::Worker, "w0");
+        scene.live_on(50);
+        assert!(!scene.cluster.ended());
+        scene.live_on(20);
+        let error = scene.cluster.how_it_ended().to_owned();
+        for part in [
+            "1 of 2 workers",
+            "0 of 1 parameter servers",
+            "cluster.stall_seconds",
+        ] {
+            assert!(error.contains(part), "{turn:?}: {error}");
+        }
+        // The next start of a coordinator resumes it.
+        assert!(scene.cluster.failed_without_workers());
+    }
+}
+
+#[test]
+fn of_jobs_at_work_only_submitted_ones_fail_for_lack_of_members() {
+    for turn in [Turn::Submitted, Turn::First, Turn::Alone] {
+        let (mut scene, tasks) = Scene::training(Mode::Bounded, 1);
+        let cluster = std::mem::replace(&mut scene.cluster, Cluster::new(Job::default()));
+        scene.cluster = cluster.in_turn(turn);
+        scene.cluster.job.cluster.stall_seconds = 60.0;
+        let gone = wire::LeaveRequest::default();
+        scene.cluster.leave(scene.now, tasks[0], &gone);
+        scene.live_on(50);
+        assert!(!scene.cluster.ended(), "{}", scene.cluster.how_it_ended());
+        scene.live_on(20);
+        assert_eq!(scene.cluster.ended(), turn == Turn::Submitted);
+    }
+}
+
+#[test]
+fn a_submitted_job_whose_model_no_worker_can_build_fails_within_seconds() {
+    for (failure, fails) in [(WorkerFailure::Model, true), (WorkerFailure::Data, false)] {
+        let mut scene = Scene::new(Mode::Bounded, Some(1), 2);
+        let cluster = std::mem::replace(&mut scene.cluster, Cluster::new(Job::default()));
+        scene.cluster = cluster.in_turn(Turn::Submitted);
+        scene.cluster.job.cluster.stall_seconds = 600.0;
+        let workers = ["w0", "w1"].map(|name| scene.join(Role::Worker, name));
+        for (number, worker) in workers.into_iter().enumerate() {
+            let request = wire::LeaveRequest {
+                error: "there is no such model".to_owned(),
+                failure: failure.into(),
+                ..wire::LeaveRequest::default()
+            };
+            scene.cluster.leave(scene.now, worker, &request);
+            // The other one may know the model.
+            scene.live_on(4 + 4 * number as u64);
+            assert_eq!(scene.cluster.ended(), fails && number == 1);
+        }
+        let error = scene.cluster.how_it_ended();
+        assert_eq!(error.contains("no such model"), fails, "{error}");
     }
 }

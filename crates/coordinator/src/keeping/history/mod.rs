@@ -12,7 +12,7 @@ use shared_proto::job::run_dir;
 use shared_proto::number::Number;
 
 use self::series::{Point, Series};
-use crate::cluster::Record;
+use crate::cluster::{Record, Timed};
 
 /// The most points of a curve.
 const MOST_POINTS: usize = 512;
@@ -55,6 +55,8 @@ struct Checkpoint {
 
 #[derive(Clone, Debug)]
 struct Remark {
+    /// Seconds since 1970; none in files of earlier releases.
+    time: Option<f64>,
     seconds: f64,
     text: String,
 }
@@ -96,15 +98,15 @@ impl History {
         let skipped = file.metadata()?.len().saturating_sub(bytes);
         file.seek(SeekFrom::Start(skipped))?;
         for line in BufReader::new(file).split(b'\n') {
-            if let Ok(record) = serde_json::from_slice(&line?) {
-                history.add(&record);
+            if let Ok(Timed { time, record }) = serde_json::from_slice(&line?) {
+                history.add(time, &record);
             }
         }
         Ok(history)
     }
 
-    /// Adds a record.
-    pub(crate) fn add(&mut self, record: &Record) {
+    /// Adds a record that was made at this time.
+    pub(crate) fn add(&mut self, time: Option<f64>, record: &Record) {
         match record {
             Record::Steps {
                 seconds,
@@ -156,7 +158,14 @@ impl History {
             _ => {}
         }
         if let Some((seconds, text)) = remark(record) {
-            push(&mut self.remarks, Remark { seconds, text });
+            push(
+                &mut self.remarks,
+                Remark {
+                    time,
+                    seconds,
+                    text,
+                },
+            );
         }
     }
 
@@ -189,8 +198,13 @@ impl History {
             })
         });
         let remarks = self.remarks.iter();
-        let remarks =
-            remarks.map(|remark| json!({"seconds": Number(remark.seconds), "text": remark.text}));
+        let remarks = remarks.map(|remark| {
+            json!({
+                "time": remark.time,
+                "seconds": Number(remark.seconds),
+                "text": remark.text,
+            })
+        });
         json!({
             "steps": {
                 "seconds": column(|point| point.seconds),
@@ -258,7 +272,7 @@ fn remark(record: &Record) -> Option<(f64, String)> {
             ..
         } => (
             *seconds,
-            format!("{updates} updates of {task} are lost with shard {shard}"),
+            format!("{updates} updates of blocks by {task} are lost with shard {shard}"),
         ),
         Record::LearningRate {
             seconds,

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use checkpoint::Store;
 use daemon::Offload;
+use metrics::counter;
 use shared_proto::job::run_dir;
 use tokio::fs::File;
 use tokio::io::{AsyncWriteExt, BufWriter};
@@ -126,8 +127,8 @@ struct EventFile {
     dir: PathBuf,
     open: Option<BufWriter<File>>,
     files: u32,
-    /// True from a failed write to the next one that succeeds.
-    failing: bool,
+    /// The events that could not be written since the last one that was.
+    lost: u64,
 }
 
 impl EventFile {
@@ -136,7 +137,7 @@ impl EventFile {
             dir,
             open: None,
             files: 0,
-            failing: false,
+            lost: 0,
         }
     }
 
@@ -144,12 +145,21 @@ impl EventFile {
     async fn write(&mut self, event: Option<Event>, flush: bool) {
         let Some(event) = event else { return };
         match self.try_write(&event, flush).await {
-            Ok(()) => self.failing = false,
+            Ok(()) if self.lost == 0 => {}
+            Ok(()) => {
+                let lost = std::mem::take(&mut self.lost);
+                tracing::warn!(
+                    lost,
+                    "TensorBoard's events can be written again; some are missing"
+                );
+            }
             Err(error) => {
                 self.open = None;
-                if !std::mem::replace(&mut self.failing, true) {
+                if self.lost == 0 {
                     tracing::error!(%error, "TensorBoard's events cannot be written at present");
                 }
+                self.lost += 1;
+                counter!("flambeau_coordinator_events_lost_total").increment(1);
             }
         }
     }
@@ -294,10 +304,10 @@ mod tests {
         let mut file = EventFile::new(place.clone());
         let event = Event::went_back(1.0, 2);
         file.write(Some(event.clone()), true).await;
-        assert!(file.failing, "there is no folder yet");
+        assert_eq!(file.lost, 1, "there is no folder yet");
         std::fs::create_dir(&place).unwrap();
         file.write(Some(event.clone()), true).await;
-        assert!(!file.failing);
+        assert_eq!(file.lost, 0);
         let files: Vec<_> = std::fs::read_dir(&place).unwrap().collect();
         let [Ok(one)] = &files[..] else {
             panic!("{files:?}")
