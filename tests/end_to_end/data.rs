@@ -101,7 +101,15 @@ fn rows_of_a_later_table_are_predicted_with_the_transforms_of_training() {
     let table = std::fs::read(&table).unwrap();
     assert!(table.starts_with(b"PAR1") && table.ends_with(b"PAR1"));
 
-    std::fs::write(&later, "y,x\n5,4\n").unwrap();
+    // Columns are found by their names, and can be copied.
+    std::fs::write(&later, "id,y,x\nfar away,4,5\n").unwrap();
+    let kept = program().run(&["predict", run, "--data-dir", file, "--keep", "id"]);
+    let text = String::from_utf8(kept.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "id,prediction,probability");
+    assert!(lines[1].starts_with("far away,red,"), "{text}");
+
+    std::fs::write(&later, "y\n5\n").unwrap();
     let refused = program().run(&["predict", run, "--data-dir", file]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(

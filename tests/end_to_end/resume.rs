@@ -80,6 +80,20 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         "data.columns.x.type=\"ignore\"",
         Refused("hidden.0.weight is [4, 2] there, and [4, 1] here"),
     ),
+    ("data.delimiter", "data.delimiter=\",\"", Resumes),
+    (
+        "data.header",
+        "data.header=false",
+        Refused("no column is called"),
+    ),
+    (
+        "data.column_names",
+        "data.column_names=[\"x\"]",
+        Refused("data.column_names"),
+    ),
+    ("data.missing", "data.missing=\"mean\"", Resumes),
+    ("data.missing_texts", "data.missing_texts=[\"-\"]", Resumes),
+    ("data.missing_label", "data.missing_label=skip", Resumes),
     (
         "data.pictures",
         "data.pictures.flip=true",
@@ -96,6 +110,7 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         "model.init_from=DIR/run/model.safetensors",
         Resumes,
     ),
+    ("model.init_strip", "model.init_strip=wrapper.", Resumes),
     (
         "model.init_except",
         "model.init_from=DIR/run/model.safetensors;model.init_except=[\"output.*\"]",

@@ -389,9 +389,10 @@ pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
         .with_ansi(false)
         .with_target(false);
     match format {
-        LogFormat::Text => log.init(),
+        LogFormat::Text => log.try_init().map_err(|error| error.to_string())?,
         LogFormat::Json => {
-            log.json().flatten_event(true).init();
+            let log = log.json().flatten_event(true).try_init();
+            log.map_err(|error| error.to_string())?;
             // A panic is logged as one line too.
             std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         }

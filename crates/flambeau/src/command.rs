@@ -151,3 +151,9 @@ pub(crate) fn block_on<T>(
         .map_err(CommandError::file("the runtime"))?;
     task::block_on(&runtime, future)
 }
+
+/// Shows warnings about the data on stderr.
+pub(crate) fn show_warnings() {
+    // A program that calls this as a library may have a log of its own.
+    let _ = daemon::process::log_to_stderr("warn", daemon::settings::LogFormat::Text);
+}

@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use parquet::basic::{LogicalType, Repetition, Type as PhysicalType};
 use parquet::data_type::{ByteArray, ByteArrayType, FloatType};
 use parquet::errors::ParquetError;
 use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::parser::parse_message_type;
+use parquet::schema::types::Type;
 use worker::device;
 use worker::predict::{Cell, Predictions, predict};
 use worker::registry::Registry;
 
-use crate::command::{FinishedRun, Weights};
+use crate::command::{FinishedRun, Weights, show_warnings};
 use crate::error::CommandError;
 
 #[derive(Clone, Debug, Args)]
@@ -27,6 +28,9 @@ pub(crate) struct Arguments {
     /// NumPy files. For other kinds, the folder or file of the data, of which the held-out samples are predicted.
     #[arg(long, value_name = "FILE")]
     data_dir: Option<PathBuf>,
+    /// Columns of a table to be copied before the predictions, separated by commas, such as ids.
+    #[arg(long, value_name = "COLUMN,...", value_delimiter = ',')]
+    keep: Vec<String>,
     /// The file to write: Parquet if its name ends in .parquet, and else CSV. Without it, CSV goes to standard output.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -36,10 +40,12 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
+    show_warnings();
     let weights = Weights::best_if(arguments.best);
     let finished = FinishedRun::read(&arguments.run_dir, weights, arguments.data_dir.as_deref())?;
     let device = device::open(arguments.device)?;
-    let predictions = predict(&finished.trained(), registry, &device)?;
+    let mut predictions = predict(&finished.trained(), registry, &device)?;
+    predictions.keep(&finished.trained(), &arguments.keep)?;
     match &arguments.out {
         Some(path) => {
             let file = std::fs::File::create(path).map_err(CommandError::file(path))?;
@@ -62,12 +68,21 @@ fn write_parquet(predictions: &Predictions, to: impl Write + Send) -> Result<(),
     let column = |place: usize| predictions.rows.iter().map(move |row| &row[place]);
     let is_label = |place| matches!(column(place).next(), Some(Cell::Label(_)));
     let fields = predictions.header.iter().enumerate();
-    let fields = fields.map(|(place, name)| match is_label(place) {
-        true => format!("required binary {name} (UTF8);"),
-        false => format!("required float {name};"),
+    let fields = fields.map(|(place, name)| {
+        let field = match is_label(place) {
+            true => Type::primitive_type_builder(name, PhysicalType::BYTE_ARRAY)
+                .with_logical_type(Some(LogicalType::String)),
+            false => Type::primitive_type_builder(name, PhysicalType::FLOAT),
+        };
+        field
+            .with_repetition(Repetition::REQUIRED)
+            .build()
+            .map(Arc::new)
     });
-    let schema = format!("message predictions {{ {} }}", fields.collect::<String>());
-    let schema = Arc::new(parse_message_type(&schema)?);
+    let schema = Type::group_type_builder("predictions")
+        .with_fields(fields.collect::<Result<_, _>>()?)
+        .build()?;
+    let schema = Arc::new(schema);
     let mut writer = SerializedFileWriter::new(to, schema, Arc::default())?;
     let mut group = writer.next_row_group()?;
     for place in 0..predictions.header.len() {

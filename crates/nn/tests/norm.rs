@@ -99,6 +99,31 @@ fn training_sets_the_variables_of_the_running_statistics() {
 }
 
 #[test]
+fn frozen_statistics_and_single_elements_are_normalised_by_the_running_statistics() {
+    let mut source = Source::new();
+    let x = source.tensor(&[6, 3, 5], DType::F64);
+    let map = VarMap::new();
+    let trained = layer(&map, 3, BatchNormConfig::default());
+    trained.forward(&x, true).unwrap();
+    let evaluated = trained.evaluate(&x).unwrap();
+    // The same values, but the running statistics are no variables.
+    let vars = map.data().lock().unwrap().clone();
+    let frozen = |name: &str| name.starts_with("running");
+    let values = vars.iter().map(|(name, var)| match frozen(name) {
+        true => (name.clone(), var.as_detached_tensor()),
+        false => (name.clone(), var.as_tensor().clone()),
+    });
+    let vars = VarBuilder::from_tensors(values.collect(), DType::F64, &Device::Cpu);
+    let frozen = BatchNorm::new(3, BatchNormConfig::default(), vars).unwrap();
+    assert!(difference(&frozen.forward(&x, true).unwrap(), &evaluated) < 1e-12);
+    // A channel of a single element has no variance.
+    let single = source.tensor(&[1, 3], DType::F64);
+    let before = trained.evaluate(&single).unwrap();
+    assert!(difference(&trained.forward(&single, true).unwrap(), &before) < 1e-12);
+    assert!(difference(&trained.evaluate(&single).unwrap(), &before) < 1e-12);
+}
+
+#[test]
 fn equal_values_have_no_negative_variance() {
     // In `f32` the mean of these values is rounded, and the squared deviations come out below 0.
     let value = 131_072f32 + 1.0 / 64.0;

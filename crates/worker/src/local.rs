@@ -159,7 +159,17 @@ pub struct Trained<'a> {
     pub fitted: Option<&'a Fitted>,
 }
 
-/// Evaluates a trained model on the job's held-out samples.
+/// The samples on which a trained model is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evaluated {
+    /// Those that the job holds out.
+    HeldOut,
+    /// All in `data.dir`, which are of other data than that of the training. Data of sources that keep nothing of the training has its
+    /// held-out samples evaluated.
+    All,
+}
+
+/// Evaluates a trained model. Returns the number of samples too.
 ///
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
@@ -167,12 +177,16 @@ pub fn evaluate_trained(
     trained: &Trained,
     registry: &Registry,
     device: &Device,
-) -> Result<Metrics, ReplicaError> {
-    let purpose = trained
-        .fitted
-        .map_or(Purpose::Training, Purpose::Evaluation);
+    samples: Evaluated,
+) -> Result<(Metrics, u64), ReplicaError> {
+    let purpose = match (trained.fitted, samples) {
+        (None, _) => Purpose::Training,
+        (Some(fitted), Evaluated::HeldOut) => Purpose::Evaluation(fitted),
+        (Some(fitted), Evaluated::All) => Purpose::EvaluationOfAll(fitted),
+    };
     let mut loaded = Loaded::open(trained, registry, device, purpose)?;
-    evaluate_loaded(&mut loaded, trained.job, device)
+    let count = loaded.data.evaluation.count();
+    Ok((evaluate_loaded(&mut loaded, trained.job, device)?, count))
 }
 
 /// Evaluates a job's model on its held-out samples.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Tensor, bail};
 use nn::autocast;
 
-use crate::input::{InMemory, Purpose, Target};
+use crate::input::{InMemory, InputError, Purpose, Target, texts};
 use crate::local::{Loaded, Trained};
 use crate::model::{Loss, Objective};
 use crate::registry::Registry;
@@ -42,6 +42,32 @@ impl fmt::Display for Cell {
 }
 
 impl Predictions {
+    /// Puts columns of the data that was predicted before the predictions.
+    ///
+    /// # Errors
+    /// If the data has no such column, or cannot be read.
+    pub fn keep(&mut self, trained: &Trained, columns: &[String]) -> Result<(), ReplicaError> {
+        if columns.is_empty() {
+            return Ok(());
+        }
+        let kept = texts(trained.job, columns)?;
+        for (name, cells) in columns.iter().zip(kept).rev() {
+            if cells.len() != self.rows.len() {
+                return Err(InputError::Invalid(format!(
+                    "column {name:?} has {} rows, and there are {} predictions",
+                    cells.len(),
+                    self.rows.len()
+                ))
+                .into());
+            }
+            self.header.insert(0, name.clone());
+            for (row, cell) in self.rows.iter_mut().zip(cells) {
+                row.insert(0, Cell::Label(cell));
+            }
+        }
+        Ok(())
+    }
+
     /// Writes a CSV file.
     ///
     /// # Errors

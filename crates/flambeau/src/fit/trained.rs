@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use worker::input::{Column, InMemory};
-use worker::local::evaluate_trained;
+use worker::local::{Evaluated, evaluate_trained};
 use worker::predict::values;
 use worker::registry::Registry;
 use worker::replica::ReplicaError;
@@ -63,7 +63,9 @@ impl<'a> TrainedModel<'a> {
             device,
         } = self;
         Ok(outside_of_runtimes(|| {
-            evaluate_trained(&finished.trained(), registry, device)
+            let trained = finished.trained();
+            evaluate_trained(&trained, registry, device, Evaluated::HeldOut)
+                .map(|(metrics, _)| metrics)
         })?)
     }
 

@@ -76,8 +76,8 @@ impl BatchNorm {
     }
 
     /// In training, returns [`Self::train`] of the inputs and sets the variables of the running statistics. Otherwise,
-    /// returns [`Self::evaluate`]: also in training if the layer is frozen, as in Keras, so that what is trained behind it is what is
-    /// evaluated, and for a batch with one element for each channel, which has no variance.
+    /// returns [`Self::evaluate`]: also in training if the running statistics are frozen, as a layer of Keras is, so that what is
+    /// trained behind it is what is evaluated, and for a batch with one element for each channel, which has no variance.
     ///
     /// # Errors
     /// Those of [`Self::train`] and [`Self::evaluate`].
@@ -167,11 +167,9 @@ impl BatchNorm {
         apply_layer(layer, inputs, &self.weight, &self.bias)
     }
 
-    /// Returns whether neither weight nor bias is trained.
+    /// Returns whether the running statistics stay as they are.
     fn is_frozen(&self) -> bool {
-        ![&self.weight, &self.bias]
-            .iter()
-            .any(|tensor| tensor.track_op())
+        !self.variables.iter().any(Tensor::is_variable)
     }
 
     fn normalize(&self, size: usize, statistics: (Vec<f64>, &[f64]), origin: Origin) -> Normalize {

@@ -33,6 +33,25 @@ pub struct Data {
     pub stream: bool,
     /// Streamed data: the mebibytes of the files of which the samples are shuffled together. A worker holds twice as many.
     pub shuffle_mebibytes: u32,
+    /// CSV: the character between fields. Absent: of comma, tab, semicolon and `|` the one that the first line has most often.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delimiter: Option<char>,
+    /// CSV: whether the first line has the names of the columns.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub header: bool,
+    /// CSV without a line of names: the names of the columns. Absent: their numbers, from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub column_names: Option<Vec<String>>,
+    /// CSV, Parquet: what takes the place of a missing number or date, in all columns that do not say it themselves. Absent: a gap
+    /// is an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing: Option<Missing>,
+    /// CSV, Parquet, LIBSVM: the texts that stand for a missing value, besides an empty cell. Absent: those of pandas and R.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing_texts: Option<Vec<String>>,
+    /// CSV, Parquet, LIBSVM: what becomes of a sample without a label.
+    #[serde(skip_serializing_if = "is_default")]
+    pub missing_label: MissingLabel,
     /// CSV, Parquet: the types of columns, by name. Columns that are not here are numbers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub columns: BTreeMap<String, ColumnType>,
@@ -93,15 +112,24 @@ pub enum ColumnType {
         /// The number of buckets of [`Transform::Bucket`]; 10 by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         buckets: Option<u64>,
+        /// What takes the place of a gap; absent: what `data.missing` says.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        missing: Option<Missing>,
     },
     /// Dates and times, as days since the beginning of 1970 in UTC.
     Date {
+        /// How dates are written, in the fields of `strftime`, as in `%d/%m/%Y`. Absent: ISO 8601.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        format: Option<String>,
         /// The change of the number of days.
         #[serde(default, skip_serializing_if = "is_default")]
         transform: Transform,
         /// The number of buckets of [`Transform::Bucket`]; 10 by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         buckets: Option<u64>,
+        /// What takes the place of a gap; absent: what `data.missing` says.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        missing: Option<Missing>,
     },
     /// Categories, of which each becomes an id.
     Category {
@@ -124,6 +152,41 @@ pub enum ColumnType {
     },
     /// Not an input of the model.
     Ignore {},
+}
+
+/// What takes the place of a missing number. Statistics are those of the training samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Missing {
+    /// This number.
+    Number(f64),
+    /// A number that follows from the training samples.
+    Rule(MissingRule),
+}
+
+/// What takes the place of a missing number, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MissingRule {
+    /// The mean of the column.
+    Mean,
+    /// The median of the column.
+    Median,
+    /// 0.
+    Zero,
+    /// The mean of the column, and a column of its own that is 1 where the number is missing and 0 elsewhere.
+    Indicator,
+}
+
+/// What becomes of a sample whose label is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MissingLabel {
+    /// The data is refused.
+    #[default]
+    Error,
+    /// The sample is left out, and the log has the number of such samples.
+    Skip,
 }
 
 /// The change of a column's numbers. What it needs to know of them is taken from the training samples.
@@ -152,6 +215,12 @@ impl Default for Data {
             prefetch: 1,
             stream: false,
             shuffle_mebibytes: 64,
+            delimiter: None,
+            header: true,
+            column_names: None,
+            missing: None,
+            missing_texts: None,
+            missing_label: MissingLabel::Error,
             columns: BTreeMap::new(),
             pictures: None,
             options: toml::Table::new(),
@@ -162,6 +231,26 @@ impl Default for Data {
 impl Data {
     /// Checks that the settings of each column make sense.
     pub(super) fn validate_columns(&self) -> Result<(), JobError> {
+        check_missing("data.missing", self.missing)?;
+        if let Some(delimiter) = self
+            .delimiter
+            .filter(|c| !c.is_ascii() || ['"', '\n', '\r'].contains(c))
+        {
+            return Err(JobError::Setting {
+                field: "data.delimiter",
+                value: format!("{delimiter:?}"),
+                expected: "must be one ASCII character, such as \";\" or \"\\t\"",
+            });
+        }
+        if self.header && self.column_names.is_some() {
+            return Err(JobError::Unused {
+                field: "data.column_names",
+                value: "given".to_owned(),
+                other: "data.header",
+                other_value: "true".to_owned(),
+                advice: "leave it out, or set data.header to false",
+            });
+        }
         for (column, kind) in &self.columns {
             kind.validate().map_err(|error| JobError::Column {
                 column: column.clone(),
@@ -206,10 +295,38 @@ impl Pictures {
 }
 
 impl ColumnType {
+    /// Returns what takes the place of a gap in the column, unless its cells are no numbers.
+    pub fn missing(&self) -> Option<Missing> {
+        match self {
+            Self::Number { missing, .. } | Self::Date { missing, .. } => *missing,
+            _ => None,
+        }
+    }
+
+    /// Returns the column with what takes the place of a gap where it does not say it itself.
+    #[must_use]
+    pub fn or_missing(mut self, all: Option<Missing>) -> Self {
+        if let Self::Number { missing, .. } | Self::Date { missing, .. } = &mut self {
+            *missing = missing.or(all);
+        }
+        self
+    }
+
     fn validate(&self) -> Result<(), JobError> {
         let (buckets, fewest) = match self {
             Self::Category { buckets } => (buckets, 1),
-            Self::Number { transform, buckets } | Self::Date { transform, buckets } => {
+            Self::Number {
+                transform,
+                buckets,
+                missing,
+            }
+            | Self::Date {
+                transform,
+                buckets,
+                missing,
+                ..
+            } => {
+                check_missing("missing", *missing)?;
                 if buckets.is_some() && *transform != Transform::Bucket {
                     return Err(JobError::Unused {
                         field: "buckets",
@@ -252,6 +369,18 @@ impl ColumnType {
             }),
             _ => Ok(()),
         }
+    }
+}
+
+/// Refuses a number in place of gaps that is not finite.
+fn check_missing(field: &'static str, missing: Option<Missing>) -> Result<(), JobError> {
+    match missing {
+        Some(Missing::Number(number)) if !(number as f32).is_finite() => Err(JobError::Setting {
+            field,
+            value: number.to_string(),
+            expected: "must be a finite number, \"mean\", \"median\", \"zero\" or \"indicator\"",
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -305,8 +434,10 @@ mod tests {
         assert_eq!(columns["note"], ColumnType::Ignore {});
         assert_eq!(columns["kind"], ColumnType::Category { buckets: None });
         let when = ColumnType::Date {
+            format: None,
             transform: Transform::Standardise,
             buckets: None,
+            missing: None,
         };
         assert_eq!(columns["when"], when);
         assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);

@@ -20,7 +20,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use data::{ColumnType, Data, Pictures, TargetKind, Transform};
+pub use data::{
+    ColumnType, Data, Missing, MissingLabel, MissingRule, Pictures, TargetKind, Transform,
+};
 pub use error::JobError;
 pub use groups::{Group, matches_pattern};
 pub use monitor::{Best, EarlyStopping, Evaluations, Goal, Plateau};
@@ -188,6 +190,10 @@ pub struct Model {
     /// usual ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_from: Option<PathBuf>,
+    /// What the names in `init_from` have before those of the model's variables, such as `backbone.`. Absent: `module.`, `_orig_mod.` or `model.`,
+    /// if all have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_strip: Option<String>,
     /// Patterns of the names of variables that have their usual initial values although `init_from` has others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub init_except: Vec<String>,
@@ -212,6 +218,7 @@ impl Default for Model {
         Self {
             name: "mlp".to_owned(),
             init_from: None,
+            init_strip: None,
             init_except: Vec::new(),
             hidden: vec![256],
             channels: vec![16, 32],

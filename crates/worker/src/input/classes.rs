@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::fitted::Fitted;
+use super::fitted::{Fitted, known};
 use super::held_out::split;
 use super::memory::{InMemory, countable};
 use super::source::{DataSetup, Purpose};
@@ -46,7 +46,7 @@ impl Sorted {
                     count: classes.len() as u64,
                 })
             }
-            Purpose::Evaluation(fitted) => fitted.clone(),
+            Purpose::Evaluation(fitted) | Purpose::EvaluationOfAll(fitted) => fitted.clone(),
             Purpose::Prediction(fitted) => {
                 return Ok(Self {
                     labels: vec![0; samples],
@@ -57,6 +57,17 @@ impl Sorted {
             }
         };
         let numbers = numbers(&transforms.target, classes)?;
+        let labels = numbers.iter().zip(classes);
+        let labels = labels.flat_map(|(number, (_, count))| repeat_n(*number, *count));
+        let labels: Vec<u32> = labels.collect();
+        if let Purpose::EvaluationOfAll(_) = setup.purpose {
+            return Ok(Self {
+                labels,
+                transforms,
+                training: vec![0],
+                evaluation: (0u32..).take(samples).collect(),
+            });
+        }
         let (mut training, mut evaluation) = (Vec::new(), Vec::new());
         let mut first = 0;
         for (number, (path, count)) in numbers.iter().zip(classes) {
@@ -66,10 +77,8 @@ impl Sorted {
             evaluation.extend(hold.iter().map(|i| first + i));
             first += *count as u32;
         }
-        let labels = numbers.iter().zip(classes);
-        let labels = labels.flat_map(|(number, (_, count))| repeat_n(*number, *count));
         Ok(Self {
-            labels: labels.collect(),
+            labels,
             transforms,
             training,
             evaluation,
@@ -125,5 +134,7 @@ fn name_of(path: &Path) -> String {
         Some(extension) if extension == "npy" => path.file_stem(),
         _ => path.file_name(),
     };
-    name.unwrap_or_default().to_string_lossy().into_owned()
+    let name = name.unwrap_or_default().to_string_lossy();
+    // As labels have it.
+    known(&name, true).into_owned()
 }

@@ -20,7 +20,8 @@ use super::hash::Hasher;
 use super::held_out::HeldOut;
 use super::lines::{Lines, Text, TextFiles};
 use super::memory::InMemory;
-use super::source::{DataSetup, Source};
+use super::source::{DataSetup, Purpose, Source};
+use super::target::Target;
 
 const NUMBERS: usize = 13;
 const CATEGORIES: usize = 26;
@@ -47,14 +48,25 @@ impl Source for Criteo {
                 u32::MAX
             )));
         }
+        let has_labels = !matches!(setup.purpose, Purpose::Prediction(_));
         let cut = |paths: &[PathBuf]| {
             let files = files::open(setup, paths)?;
             let size = chunks::size(setup, &files);
             let lines = Lines::open(files, size, |_| true)?;
             Ok::<_, InputError>(TextFiles::new(lines, move |text, samples| {
-                parse(text, samples, buckets)
+                parse(text, samples, buckets, has_labels)
             }))
         };
+        if let Purpose::EvaluationOfAll(fitted) | Purpose::Prediction(fitted) = setup.purpose {
+            let mut paths = parts.training;
+            paths.extend(parts.evaluation.filter(|_| has_labels));
+            let files = Files {
+                training: cut(&paths)?,
+                evaluation: None,
+                place: &parts.place,
+            };
+            return files.open_all(setup, Arc::new(Ok), fitted);
+        }
         let evaluation = parts.evaluation.map(|path| cut(&[path])).transpose()?;
         let files = Files {
             training: cut(&parts.training)?,
@@ -80,18 +92,32 @@ impl Format for Clicks {
     }
 
     fn finish(self) -> Result<(Decode<InMemory>, Option<Fitted>), InputError> {
-        Ok((Arc::new(Ok), None))
+        let values = [("0".to_owned(), 0.0), ("1".to_owned(), 1.0)].into();
+        Ok((
+            Arc::new(Ok),
+            Some(Fitted::of_target(Target::Binary { values })),
+        ))
     }
 }
 
-fn parse(text: &Text, samples: &[u32], buckets: u64) -> Result<InMemory, InputError> {
+/// Parses lines. Without labels, a line may lack the label, as those of Criteo's test file do.
+fn parse(
+    text: &Text,
+    samples: &[u32],
+    buckets: u64,
+    has_labels: bool,
+) -> Result<InMemory, InputError> {
     let mut labels = Vec::with_capacity(samples.len());
     let mut numbers = Vec::with_capacity(samples.len() * NUMBERS);
     let mut categories = Vec::with_capacity(samples.len() * CATEGORIES);
     let hashers: Vec<Hasher> = (0..CATEGORIES as u64).map(Hasher::of).collect();
     for (sample, row) in text.select(samples)?.lines().enumerate() {
         let wrong = |problem: String| text.rows(&samples[sample..=sample]).place(0).wrong(problem);
-        let (fields, found) = split(row);
+        let (mut fields, mut found) = split(row);
+        if !has_labels && found == FIELDS - 1 {
+            fields.rotate_right(1);
+            (fields[0], found) = ("0", FIELDS);
+        }
         if found != FIELDS {
             return Err(wrong(format!(
                 "{found} fields were found; a label, {NUMBERS} numbers and {CATEGORIES} categories between tabs were expected"
@@ -100,6 +126,7 @@ fn parse(text: &Text, samples: &[u32], buckets: u64) -> Result<InMemory, InputEr
         labels.push(match fields[0] {
             "0" => 0.0,
             "1" => 1.0,
+            _ if !has_labels => 0.0,
             other => return Err(wrong(format!("label {other:?} is neither 0 nor 1"))),
         });
         for (i, field) in fields[1..=NUMBERS].iter().enumerate() {

@@ -1,9 +1,10 @@
 //! CSV files: columns of numbers, categories and dates, one of them a label.
 //!
 //! `data.dir` is a folder with `train.csv` and, perhaps, `test.csv`, or a single file, or a pattern of names. Files are
-//! compressed if their names end with `.gz`. The first line names the columns; `tabular` tells what becomes of them.
+//! compressed if their names end with `.gz` or `.zst`. The first line names the columns, unless `data.header` is false; `tabular` tells what
+//! becomes of them.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use super::files::{self, DataFile};
 use super::lines::changed;
 use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
-use super::table::{Header, LabelColumn, Numbers, Rows, Table, Value};
+use super::table::{Header, LabelColumn, Numbers, Rows, Table};
 use super::tabular;
+use super::value::Value;
 
 /// The source `csv`.
 pub struct Csv;
@@ -33,8 +35,19 @@ impl Source for Csv {
     }
 }
 
+/// Returns the cells of these columns of all samples to predict, as texts.
+///
+/// # Errors
+/// If the files cannot be read, or lack a column.
+pub(super) fn texts(setup: &DataSetup, names: &[String]) -> Result<Vec<Vec<String>>, InputError> {
+    tabular::texts(setup, names, |setup, paths| {
+        CsvFiles::open(setup, paths, LabelColumn::LeftOut)
+    })
+}
+
 /// CSV files, cut into chunks of whole rows.
 struct CsvFiles {
+    form: Form,
     files: Vec<DataFile>,
     /// The checksum of each file.
     crcs: Vec<u32>,
@@ -69,9 +82,15 @@ impl CsvFiles {
         let opened = files::open(setup, paths)?;
         let size = chunks::size(setup, &opened);
         let mut all: Option<Self> = None;
+        let several = opened.len() > 1;
         for file in opened {
-            let header = read_header(&file, setup, labels)?;
+            if several && file.size() == 0 {
+                continue;
+            }
+            let form = Form::of(&file, setup)?;
+            let header = read_header(&file, setup, labels, form)?;
             let files = all.get_or_insert_with(|| Self {
+                form,
                 files: Vec::new(),
                 crcs: Vec::new(),
                 header: header.clone(),
@@ -83,7 +102,14 @@ impl CsvFiles {
                 .check_same(&header, &Place::line(file.path(), 1))?;
             files.cut(file, size)?;
         }
-        all.ok_or(InputError::NoPlace)
+        let all = all.ok_or(InputError::NoPlace)?;
+        // Of several files, some may have no row: Spark writes a file for each part of its data.
+        match (all.parts.is_empty(), all.files.first()) {
+            (true, Some(first)) => {
+                Err(Place::line(first.path(), 1).wrong("no sample follows the header".to_owned()))
+            }
+            _ => Ok(all),
+        }
     }
 
     /// Adds the chunks of a file, of about so many bytes.
@@ -92,16 +118,20 @@ impl CsvFiles {
             from: file.reader(),
             crc: crc32fast::Hasher::new(),
         };
-        let mut reader = reader(summed, true);
+        let mut reader = self.form.reader(summed, self.form.header);
         let mut row = ByteRecord::new();
         let before = self.parts.len();
-        let mut last = (0, 1);
+        let (mut last, mut unlabelled) = ((0, 1), 0u64);
         while reader
             .read_byte_record(&mut row)
             .map_err(|error| unreadable(&file, error))?
         {
             let (byte, line) = row.position().map_or((0, 1), |p| (p.byte(), p.line()));
             last = (byte, line);
+            if self.header.skips(row.get(self.header.label_column())) {
+                unlabelled += 1;
+                continue;
+            }
             let begins = self.parts[before..]
                 .last()
                 .is_none_or(|part| byte - part.bytes.start >= size);
@@ -123,15 +153,16 @@ impl CsvFiles {
                 chunk.samples += 1;
             }
         }
-        if self.parts.len() == before {
-            return Err(
-                Place::line(file.path(), 1).wrong("no sample follows the header".to_owned())
-            );
+        if unlabelled > 0 {
+            let file = file.path().display();
+            tracing::warn!(%file, "{unlabelled} rows without a label are left out");
         }
         for (chunk, part) in self.chunks[before..].iter_mut().zip(&self.parts[before..]) {
             chunk.bytes = part.bytes.end - part.bytes.start;
         }
-        check_last(&file, last)?;
+        if self.parts.len() > before {
+            check_last(&file, last, self.form)?;
+        }
         self.crcs.push(reader.into_inner().crc.finalize());
         self.files.push(file);
         Ok(())
@@ -150,7 +181,7 @@ impl Chunks for CsvFiles {
         let part = &self.parts[chunk];
         let file = &self.files[part.file];
         let content = file.read(part.bytes.clone())?;
-        let mut reader = reader(content.as_slice(), false);
+        let mut reader = self.form.reader(content.as_slice(), false);
         let mut rows: Vec<Row> = Vec::new();
         let mut row = ByteRecord::new();
         while reader
@@ -160,7 +191,11 @@ impl Chunks for CsvFiles {
             let (byte, line) = row.position().map_or((0, 1), |p| (p.byte(), p.line()));
             let byte = byte as usize;
             if let Some(last) = rows.last_mut() {
-                last.bytes.end = byte;
+                // A row that was left out may lie between.
+                last.bytes.end = last.bytes.end.min(byte);
+            }
+            if self.header.skips(row.get(self.header.label_column())) {
+                continue;
             }
             // The reader gives the first of the blank lines before a row.
             let blank = content[byte..].iter();
@@ -196,7 +231,7 @@ impl Chunks for CsvFiles {
             unit: Unit::Line,
             numbers: Numbers::Each(samples.iter().map(line).collect()),
         });
-        let mut reader = reader(content.as_slice(), false);
+        let mut reader = self.form.reader(content.as_slice(), false);
         let (mut row, expected) = (StringRecord::new(), self.header.names().len());
         for sample in 0..samples.len() {
             let wrong = |problem: String| Err(table.place(sample).wrong(problem));
@@ -237,10 +272,14 @@ impl Chunks for CsvFiles {
 }
 
 /// Refuses a last row, at this byte and line, with a quote that is left open: it would take in what follows it.
-fn check_last(file: &DataFile, (byte, line): (u64, u64)) -> Result<(), InputError> {
+fn check_last(file: &DataFile, (byte, line): (u64, u64), form: Form) -> Result<(), InputError> {
     let mut content = file.read(byte..file.size())?;
     content.extend_from_slice(b"\nx\n");
-    match reader(content.as_slice(), false).byte_records().count() {
+    match form
+        .reader(content.as_slice(), false)
+        .byte_records()
+        .count()
+    {
         0 | 1 => Err(Place::line(file.path(), line).wrong(
             "the last row has a quote that is left open; close it, or get the file again"
                 .to_owned(),
@@ -253,24 +292,105 @@ fn read_header(
     file: &DataFile,
     setup: &DataSetup,
     labels: LabelColumn,
+    form: Form,
 ) -> Result<Header, InputError> {
-    let mut reader = reader(file.reader(), true);
-    let names = reader.headers().map_err(|error| unreadable(file, error))?;
-    if names.is_empty() {
+    let mut reader = form.reader(file.reader(), true);
+    let first = reader.headers().map_err(|error| unreadable(file, error))?;
+    if first.is_empty() {
         return Err(Place::line(file.path(), 1)
             .wrong("the file is empty; a line with the columns' names was expected".to_owned()));
     }
-    let names: Vec<&str> = names.iter().collect();
-    Header::new(file.path(), Unit::Line, &names, setup.settings, labels)
+    let numbers: Vec<String> = (0..first.len()).map(|number| number.to_string()).collect();
+    let names: Vec<&str> = match (form.header, &setup.settings.column_names) {
+        (true, _) => first.iter().collect(),
+        (false, Some(names)) if names.len() == first.len() => {
+            names.iter().map(String::as_str).collect()
+        }
+        (false, Some(names)) => {
+            return Err(Place::line(file.path(), 1).wrong(format!(
+                "the line has {} fields, and data.column_names has {} names",
+                first.len(),
+                names.len()
+            )));
+        }
+        (false, None) => numbers.iter().map(String::as_str).collect(),
+    };
+    // pandas writes its index as a column without a name, which becomes "Unnamed: 0" when it is read and written again.
+    let index = |name: &&&str| ["", "Unnamed: 0"].contains(*name);
+    let indices: Vec<&str> = names.iter().filter(index).copied().collect();
+    Header::new(file.path(), Unit::Line, &names, &indices, setup, labels)
 }
 
-/// Returns a reader that accepts rows of any length, so that their errors have the same form as all others.
-fn reader<R: Read>(from: R, headers: bool) -> Reader<R> {
-    ReaderBuilder::new()
-        .has_headers(headers)
-        .flexible(true)
-        .trim(Trim::All)
-        .from_reader(from)
+/// How a file is written.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    delimiter: u8,
+    /// True if the first line has the columns' names.
+    header: bool,
+}
+
+/// The characters that may stand between fields, those that are tried first before others.
+const DELIMITERS: [u8; 4] = [b',', b'\t', b';', b'|'];
+
+impl Form {
+    /// Returns the form that the job names. Without a delimiter there, it is the one that the first line has most often outside quotes.
+    fn of(file: &DataFile, setup: &DataSetup) -> Result<Self, InputError> {
+        let settings = setup.settings;
+        let delimiter = match settings.delimiter {
+            Some(delimiter) => delimiter as u8,
+            None => {
+                let mut line = Vec::new();
+                BufReader::new(file.reader())
+                    .take(LONGEST_LINE)
+                    .read_until(b'\n', &mut line)
+                    .map_err(|source| InputError::Unreadable {
+                        path: file.path().to_path_buf(),
+                        source,
+                    })?;
+                if line.starts_with(&[0xff, 0xfe]) || line.starts_with(&[0xfe, 0xff]) {
+                    return Err(Place::line(file.path(), 1).wrong(
+                        "the file is in UTF-16; write it in UTF-8, as `iconv -f UTF-16 -t UTF-8` does"
+                            .to_owned(),
+                    ));
+                }
+                most_frequent(&line)
+            }
+        };
+        Ok(Self {
+            delimiter,
+            header: settings.header,
+        })
+    }
+
+    /// Returns a reader that accepts rows of any length, so that their errors have the same form as all others.
+    fn reader<R: Read>(self, from: R, headers: bool) -> Reader<R> {
+        ReaderBuilder::new()
+            .delimiter(self.delimiter)
+            .has_headers(headers)
+            .flexible(true)
+            .trim(Trim::All)
+            .from_reader(from)
+    }
+}
+
+/// The bytes of a first line that are searched for its delimiter.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// Returns the delimiter that a line has most often outside quotes; a comma if it has none.
+fn most_frequent(line: &[u8]) -> u8 {
+    let mut counts = [0; DELIMITERS.len()];
+    let mut quoted = false;
+    for byte in line {
+        quoted ^= *byte == b'"';
+        let at = DELIMITERS.iter().position(|delimiter| delimiter == byte);
+        if let Some(at) = at.filter(|_| !quoted) {
+            counts[at] += 1;
+        }
+    }
+    // Of equal counts the first.
+    let most = counts.iter().copied().max().unwrap_or(0);
+    let at = counts.iter().position(|count| *count == most);
+    DELIMITERS[at.unwrap_or(0)]
 }
 
 /// A reader with the checksum of what it has read.

@@ -1,7 +1,9 @@
 //! Dates and times as numbers: days since the beginning of 1970 in UTC.
 
+use time::format_description::parse_strftime_borrowed;
 use time::format_description::well_known::Iso8601;
-use time::{Date, OffsetDateTime, PrimitiveDateTime};
+use time::parsing::Parsed;
+use time::{Date, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset};
 
 const SECONDS: f64 = 86_400.0;
 
@@ -18,11 +20,36 @@ pub(super) fn days(text: &str) -> Option<f64> {
         let date = date.filter(|_| text.len() == DATE.len())?;
         return Some(in_days(date.midnight().assume_utc()));
     }
-    let text = text.replacen(' ', "T", 1);
+    // As databases write it: `2024-03-01 12:30:00.5 UTC` or `... +02`.
+    let text = match text
+        .strip_suffix("UTC")
+        .or_else(|| text.strip_suffix("GMT"))
+    {
+        Some(text) => format!("{}Z", text.trim_end()),
+        None => text.to_owned(),
+    };
+    let text = text.replacen(' ', "T", 1).replace(' ', "");
     let time = OffsetDateTime::parse(&text, &Iso8601::DEFAULT).or_else(|_| {
         PrimitiveDateTime::parse(&text, &Iso8601::DEFAULT).map(PrimitiveDateTime::assume_utc)
     });
     time.ok().map(in_days)
+}
+
+/// Returns the days of a date that is written in a format of `strftime`, as in `%d/%m/%Y`. A time without an offset is in UTC. None if the text is
+/// not in this format, or if it is none.
+pub(super) fn days_by(text: &str, format: &str) -> Option<f64> {
+    let format = parse_strftime_borrowed(format).ok()?;
+    let mut parsed = Parsed::new();
+    let rest = parsed.parse_items(text.as_bytes(), &format).ok()?;
+    if !rest.is_empty() {
+        return None;
+    }
+    let date = Date::try_from(parsed).ok()?;
+    let clock = Time::try_from(parsed).unwrap_or(Time::MIDNIGHT);
+    let offset = UtcOffset::try_from(parsed).unwrap_or(UtcOffset::UTC);
+    Some(in_days(
+        PrimitiveDateTime::new(date, clock).assume_offset(offset),
+    ))
 }
 
 fn in_days(time: OffsetDateTime) -> f64 {

@@ -37,7 +37,7 @@ enum Content {
 }
 
 impl DataFile {
-    /// Finds a file. Files that end with `.gz`, or are in an archive, are decompressed.
+    /// Finds a file. Files that end with `.gz` or `.zst`, or are in an archive, are decompressed.
     ///
     /// # Errors
     /// [`InputError::Unreadable`].
@@ -420,7 +420,7 @@ pub(super) fn size(path: &Path) -> Result<u64, InputError> {
     size.map_err(unreadable(path))
 }
 
-/// Returns the content of a file, which may be in an archive, decompressed if its name ends with `.gz`.
+/// Returns the content of a file, which may be in an archive, decompressed if its name ends with `.gz` or `.zst`.
 ///
 /// # Errors
 /// [`InputError::Unreadable`]; for a file in an archive, those of [`Member::read`].
@@ -435,11 +435,16 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, InputError> {
             content.map_err(unreadable(path))?
         }
     };
-    if !is_gzipped(path) {
-        return Ok(content);
-    }
     let mut plain = Vec::new();
-    let read = MultiGzDecoder::new(content.as_slice()).read_to_end(&mut plain);
+    let read = if is_gzipped(path) {
+        MultiGzDecoder::new(content.as_slice())
+            .read_to_end(&mut plain)
+            .map(|_| ())
+    } else if is_zstandard(path) {
+        zstd::stream::copy_decode(content.as_slice(), &mut plain)
+    } else {
+        return Ok(content);
+    };
     read.map_err(unreadable(path))?;
     Ok(plain)
 }
@@ -467,12 +472,17 @@ pub(super) fn stored(path: &Path) -> Result<Box<dyn Read>, InputError> {
 /// # Errors
 /// As [`kind`].
 fn is_compressed(path: &Path) -> Result<bool, InputError> {
-    Ok(is_gzipped(path) || in_archive(path)?.is_some())
+    Ok(is_gzipped(path) || is_zstandard(path) || in_archive(path)?.is_some())
 }
 
 /// Returns whether a file is compressed by gzip, by its name.
 pub(super) fn is_gzipped(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gz")
+}
+
+/// Returns whether a file is compressed by Zstandard, by its name.
+fn is_zstandard(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "zst")
 }
 
 /// Returns a function that makes errors of a file.

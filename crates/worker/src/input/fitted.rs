@@ -1,6 +1,7 @@
 //! The parameters of a table's columns, computed from the training samples: means, deviations, edges of buckets,
 //! vocabularies, labels.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
@@ -13,8 +14,10 @@ use super::column::Column;
 use super::error::InputError;
 use super::hash::Hasher;
 use super::id_column::IdColumn;
+use super::images::Shape;
 use super::table::{Cells, NUMBERS, Table};
 use super::target::Target;
+use super::value::number_text;
 
 /// The form of the file; another one is refused.
 pub(super) const FORM: u32 = 1;
@@ -32,6 +35,9 @@ pub struct Fitted {
     /// The features of LIBSVM files; none for other data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) features: Option<Features>,
+    /// The shape of pictures; none for other data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) pictures: Option<Shape>,
     /// The meaning of the labels.
     pub target: Target,
 }
@@ -58,6 +64,20 @@ pub struct FittedColumn {
     pub date: bool,
     /// The transform from a cell to an input of the model.
     pub rule: Rule,
+    /// What takes the place of a missing number; none if the job does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap: Option<Gap>,
+}
+
+/// What takes the place of a missing number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gap {
+    /// The number, before the transform of its column.
+    pub value: f64,
+    /// True if an input after that of the column is 1 where the number is missing, and 0 elsewhere.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub indicator: bool,
 }
 
 /// The transform of a column's cells.
@@ -89,6 +109,9 @@ pub enum Rule {
     Hash {
         /// The number of ids.
         buckets: u64,
+        /// True if the training samples have numbers. Texts that are equal as numbers then have one id.
+        #[serde(default, skip_serializing_if = "is_false")]
+        numbers: bool,
     },
     /// Ids below 2^63.
     Id {
@@ -96,12 +119,22 @@ pub enum Rule {
         seed: Option<u64>,
         /// The text between ids, if a cell has any number of them.
         separator: Option<String>,
+        /// As in [`Self::Hash`].
+        #[serde(default, skip_serializing_if = "is_false")]
+        numbers: bool,
     },
     /// An id: the text's place in the vocabulary, from 1; 0 for any other text.
     Vocabulary {
         /// The texts, in sorted order.
         texts: Vec<String>,
+        /// As in [`Self::Hash`].
+        #[serde(default, skip_serializing_if = "is_false")]
+        numbers: bool,
     },
+}
+
+fn is_false(truth: &bool) -> bool {
+    !truth
 }
 
 impl Fitted {
@@ -111,32 +144,72 @@ impl Fitted {
             form: FORM,
             columns: Vec::new(),
             features: None,
+            pictures: None,
             target,
+        }
+    }
+
+    /// Returns the parameters of columns of texts, which are read and become nothing.
+    pub(super) fn of_texts(names: &[String]) -> Self {
+        let column = |name: &String| FittedColumn {
+            name: name.clone(),
+            date: false,
+            rule: Rule::Vocabulary {
+                texts: Vec::new(),
+                numbers: false,
+            },
+            gap: None,
+        };
+        Self {
+            columns: names.iter().map(column).collect(),
+            ..Self::of_target(Target::Number {})
         }
     }
 
     /// Returns the inputs of a table: those of ids, after the numbers together.
     ///
     /// # Errors
-    /// If the table has other columns than that of training, in another order or of another type, or a number that
-    /// leaves the range of `f32`.
+    /// If the table lacks a column of the training or has one of another type, or a number that leaves the range of `f32`.
     pub(super) fn inputs(&self, table: &Table) -> Result<Vec<Column>, InputError> {
         self.check_columns(table)?;
         let (mut numbers, mut inputs) = (Vec::new(), Vec::new());
-        for ((name, _, cells), column) in table.inputs().zip(&self.columns) {
+        for column in &self.columns {
+            let name = column.name.as_str();
+            let Some((_, cells)) = table.input(name) else {
+                continue;
+            };
             match (&column.rule, cells) {
-                (Rule::Id { seed, separator }, Cells::Texts(cells)) => {
+                (
+                    Rule::Id {
+                        seed,
+                        separator,
+                        numbers,
+                    },
+                    Cells::Texts(_) | Cells::Lists(_),
+                ) => {
                     let ids = IdColumn {
                         name,
                         seed: *seed,
                         separator: separator.as_deref(),
+                        numbers: *numbers,
                     };
-                    inputs.push(ids.read(cells)?);
+                    inputs.push(match cells {
+                        Cells::Lists(lists) => ids.read_lists(lists)?,
+                        Cells::Texts(texts) => ids.read(texts)?,
+                        Cells::Numbers(_) => unreachable!("ids are texts or lists"),
+                    });
                 }
-                (rule, cells) => match rule.categories(cells) {
-                    Some((ids, count)) => inputs.push(Column::category(name, ids, count)),
-                    None => numbers.push(column.numbers(cells, table)?),
-                },
+                (rule, cells) => {
+                    let missing = column.missing(cells);
+                    let filled = column.filled(cells, table)?;
+                    match rule.categories(filled.as_ref().unwrap_or(cells)) {
+                        Some((ids, count)) => inputs.push(Column::category(name, ids, count)),
+                        None => {
+                            numbers.push(column.numbers(filled.as_ref().unwrap_or(cells), table)?);
+                        }
+                    }
+                    numbers.extend(missing);
+                }
             }
         }
         if !numbers.is_empty() {
@@ -147,23 +220,68 @@ impl Fitted {
         Ok(inputs)
     }
 
-    /// Checks that a table has the columns that were fitted, in the same order and of the same types.
+    /// Returns the columns of which most cells have a category that the training did not have, with the share of these cells and three of their texts.
+    pub(super) fn mostly_unknown<'a>(
+        &'a self,
+        table: &Table,
+    ) -> impl Iterator<Item = (&'a str, f64, Vec<String>)> {
+        self.columns
+            .iter()
+            .filter_map(|column| {
+                let (Rule::Vocabulary { texts, numbers }, Some((_, Cells::Texts(cells)))) =
+                    (&column.rule, table.input(&column.name))
+                else {
+                    return None;
+                };
+                let is_unknown = |text: &str| {
+                    let known = known(text, *numbers);
+                    !text.is_empty() && texts.binary_search_by(|t| t.as_str().cmp(&known)).is_err()
+                };
+                let unknown = cells.each(is_unknown);
+                let count = unknown.iter().filter(|unknown| **unknown).count();
+                let examples = cells.texts.iter().map(|(text, _)| text);
+                let examples = examples.filter(|text| is_unknown(text)).take(3);
+                let examples: Vec<String> = examples.map(|text| format!("{text:?}")).collect();
+                (2 * count > unknown.len()).then(|| {
+                    let share = count as f64 / unknown.len() as f64;
+                    (column.name.as_str(), share, examples)
+                })
+            })
+            .collect::<Vec<_>>()
+            .into_iter()
+    }
+
+    /// Checks that a table has the columns that were fitted, of the same types. Their order may differ.
     fn check_columns(&self, table: &Table) -> Result<(), InputError> {
-        let found: Vec<&str> = table.inputs().map(|(name, ..)| name).collect();
-        let expected: Vec<&str> = self.columns.iter().map(|column| &*column.name).collect();
-        if found != expected {
-            let (found, expected) = (found.join(", "), expected.join(", "));
-            let what =
-                format!("the columns {found} were found; {expected} were expected, as in training");
-            return Err(table.header_place().wrong(what));
+        let wrong = |what: String| Err(table.header_place().wrong(what));
+        let mut expected = self.columns.iter();
+        if let Some(absent) = expected.find(|column| table.input(&column.name).is_none()) {
+            let found: Vec<&str> = table.inputs().map(|(name, ..)| name).collect();
+            return wrong(format!(
+                "there is no column {:?}, which the training had; the file has {}",
+                absent.name,
+                found.join(", ")
+            ));
         }
-        let mut columns = table.inputs().zip(&self.columns);
-        match columns.find(|((_, kind, cells), column)| !column.reads(kind, cells)) {
-            Some(((name, ..), _)) => Err(table.header_place().wrong(format!(
-                "column {name:?} has another type in `data.columns` than in training"
-            ))),
+        if let Some((other, ..)) = table.inputs().find(|(name, ..)| !self.has_column(name)) {
+            return wrong(format!("the training had no column {other:?}"));
+        }
+        let reads = |column: &&FittedColumn| {
+            let input = table.input(&column.name);
+            input.is_some_and(|(kind, cells)| column.reads(kind, cells))
+        };
+        match self.columns.iter().find(|column| !reads(column)) {
+            Some(column) => wrong(format!(
+                "column {:?} has another type in `data.columns` than in training",
+                column.name
+            )),
             None => Ok(()),
         }
+    }
+
+    /// Returns whether the training had a column of this name.
+    pub(super) fn has_column(&self, name: &str) -> bool {
+        self.columns.iter().any(|column| column.name == name)
     }
 
     /// Writes a JSON file, which appears whole or not at all.
@@ -205,8 +323,9 @@ impl Fitted {
             path: path.to_owned(),
             source,
         })?;
-        let fitted: Self = serde_json::from_slice(&text)
+        let mut fitted: Self = serde_json::from_slice(&text)
             .map_err(|error| wrong(format!("it is no file of fitted columns ({error})")))?;
+        fitted.target.name_numbers();
         fitted.check().map_err(wrong)?;
         Ok(fitted)
     }
@@ -223,18 +342,25 @@ impl Fitted {
         if !self.features.is_none_or(in_range) {
             return Err("the first index or the number of its features is out of range".to_owned());
         }
+        if !self.pictures.is_none_or(Shape::is_possible) {
+            return Err("its pictures have an impossible shape".to_owned());
+        }
         let mut names = HashSet::new();
-        for FittedColumn { name, rule, .. } in &self.columns {
-            let fits = match rule {
-                Rule::Number {} => true,
-                Rule::Standardise { mean, deviation } | Rule::Log { mean, deviation } => {
-                    mean.is_finite() && deviation.is_finite() && *deviation > 0.0
-                }
-                Rule::Bucket { edges } => edges.is_sorted_by(|a, b| a < b),
-                Rule::Hash { buckets } => (1..=u64::from(u32::MAX)).contains(buckets),
-                Rule::Id { separator, .. } => separator.as_deref() != Some(""),
-                Rule::Vocabulary { texts } => texts.is_sorted_by(|a, b| a < b),
-            };
+        for FittedColumn {
+            name, rule, gap, ..
+        } in &self.columns
+        {
+            let fits = gap.is_none_or(|gap| gap.value.is_finite())
+                && match rule {
+                    Rule::Number {} => true,
+                    Rule::Standardise { mean, deviation } | Rule::Log { mean, deviation } => {
+                        mean.is_finite() && deviation.is_finite() && *deviation > 0.0
+                    }
+                    Rule::Bucket { edges } => edges.is_sorted_by(|a, b| a < b),
+                    Rule::Hash { buckets, .. } => (1..=u64::from(u32::MAX)).contains(buckets),
+                    Rule::Id { separator, .. } => separator.as_deref() != Some(""),
+                    Rule::Vocabulary { texts, .. } => texts.is_sorted_by(|a, b| a < b),
+                };
             if !fits {
                 return Err(format!(
                     "the numbers or texts of column {name:?} are not those of its rule"
@@ -258,8 +384,39 @@ impl FittedColumn {
             self.rule,
             Rule::Hash { .. } | Rule::Vocabulary { .. } | Rule::Id { .. }
         );
-        texts == matches!(cells, Cells::Texts(_))
+        texts == matches!(cells, Cells::Texts(_) | Cells::Lists(_))
             && self.date == matches!(kind, ColumnType::Date { .. })
+    }
+
+    /// Returns for each cell whether it is missing, if the model is told.
+    fn missing(&self, cells: &Cells) -> Option<Vec<f32>> {
+        let Cells::Numbers(cells) = cells else {
+            return None;
+        };
+        self.gap.filter(|gap| gap.indicator)?;
+        let missing = |cell: &f64| if cell.is_nan() { 1.0 } else { 0.0 };
+        Some(cells.iter().map(missing).collect())
+    }
+
+    /// Returns the cells with something in place of each gap; none if there are no gaps.
+    ///
+    /// # Errors
+    /// If the training did not say what takes the place of a gap.
+    fn filled(&self, cells: &Cells, table: &Table) -> Result<Option<Cells>, InputError> {
+        let Cells::Numbers(numbers) = cells else {
+            return Ok(None);
+        };
+        let Some(first) = numbers.iter().position(|number| number.is_nan()) else {
+            return Ok(None);
+        };
+        let Some(gap) = self.gap else {
+            return Err(table.place(first).wrong(format!(
+                "column {:?} holds no value, and the training did not say what takes its place",
+                self.name
+            )));
+        };
+        let fill = |number: &f64| if number.is_nan() { gap.value } else { *number };
+        Ok(Some(Cells::Numbers(numbers.iter().map(fill).collect())))
     }
 
     /// Returns the numbers of the cells.
@@ -298,18 +455,27 @@ impl Rule {
                 let id = |cell: &f64| edges.partition_point(|edge| edge <= cell) as u32;
                 Some((cells.iter().map(id).collect(), edges.len() as u64 + 1))
             }
-            (Self::Hash { buckets }, Cells::Texts(cells)) => {
+            (Self::Hash { buckets, numbers }, Cells::Texts(cells)) => {
                 let hasher = Hasher::of(0);
-                let id = |text: &str| (hasher.hash(text) % buckets) as u32;
+                let id = |text: &str| (hasher.hash(&known(text, *numbers)) % buckets) as u32;
                 Some((cells.each(id), *buckets))
             }
-            (Self::Vocabulary { texts }, Cells::Texts(cells)) => {
+            (Self::Vocabulary { texts, numbers }, Cells::Texts(cells)) => {
                 let place = |text: &str| texts.binary_search_by(|known| known.as_str().cmp(text));
-                let id = |text: &str| place(text).map_or(0, |place| place as u32 + 1);
+                let id =
+                    |text: &str| place(&known(text, *numbers)).map_or(0, |place| place as u32 + 1);
                 Some((cells.each(id), texts.len() as u64 + 1))
             }
             _ => None,
         }
+    }
+}
+
+/// Returns a text as a rule knows it: if the training samples have numbers, that of its number.
+pub(super) fn known(text: &str, numbers: bool) -> Cow<'_, str> {
+    match number_text(text).filter(|_| numbers) {
+        Some(number) => number,
+        None => Cow::Borrowed(text),
     }
 }
 

@@ -4,7 +4,9 @@ use super::column::{Column, Values};
 use super::error::InputError;
 use super::hash::Hasher;
 use super::place::Place;
+use super::table::Lists;
 use super::texts::Texts;
+use super::value::number_text;
 
 /// Ids are below this number, which is the number of non-negative `i64`.
 const LIMIT: u64 = 1 << 63;
@@ -16,6 +18,8 @@ pub(super) struct IdColumn<'a> {
     pub(super) seed: Option<u64>,
     /// The text between ids, if a cell has any number of them.
     pub(super) separator: Option<&'a str>,
+    /// True if the ids of the training samples are numbers, so that those that are equal as numbers are one id.
+    pub(super) numbers: bool,
 }
 
 impl IdColumn<'_> {
@@ -31,7 +35,8 @@ impl IdColumn<'_> {
             return Ok(column.below(LIMIT));
         };
         let lists = cells.texts.iter().map(|(text, place)| {
-            let parts = text.split(separator).filter(|part| !part.is_empty());
+            let parts = text.split(separator).map(str::trim);
+            let parts = parts.filter(|part| !part.is_empty());
             parts.map(|part| self.id(part, place)).collect()
         });
         let lists = lists.collect::<Result<Vec<Vec<i64>>, InputError>>()?;
@@ -44,9 +49,26 @@ impl IdColumn<'_> {
         Ok(Column::ragged(self.name, ids, offsets, None, Some(LIMIT)))
     }
 
+    /// Returns the ids of lists.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(super) fn read_lists(&self, lists: &Lists) -> Result<Column, InputError> {
+        let ids = lists.texts.try_each(|text, place| self.id(text, place))?;
+        let offsets = [0].into_iter().chain(lists.ends.iter().copied()).collect();
+        let ids = Values::I64(ids);
+        Ok(Column::ragged(self.name, ids, offsets, None, Some(LIMIT)))
+    }
+
     fn id(&self, text: &str, place: &Place) -> Result<i64, InputError> {
         let Some(seed) = self.seed else {
-            let id = text.parse().ok().filter(|id: &i64| *id >= 0);
+            let number = number_text(text);
+            let id = number
+                .as_deref()
+                .unwrap_or(text)
+                .parse()
+                .ok()
+                .filter(|id: &i64| *id >= 0);
             return id.ok_or_else(|| {
                 place.wrong(format!(
                     "column {:?} holds {text:?}; a whole number from 0 to {} was expected, since its `hash` is false",
@@ -55,6 +77,7 @@ impl IdColumn<'_> {
                 ))
             });
         };
-        Ok((Hasher::of(seed).hash(text) % LIMIT) as i64)
+        let number = number_text(text).filter(|_| self.numbers);
+        Ok((Hasher::of(seed).hash(number.as_deref().unwrap_or(text)) % LIMIT) as i64)
     }
 }

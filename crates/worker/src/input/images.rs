@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use image::imageops::FilterType;
+use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageReader};
+use serde::{Deserialize, Serialize};
 
 use super::chunks::{self, Chunk, Chunks};
 use super::classes::Sorted;
@@ -24,6 +26,9 @@ use super::source::{DataSetup, Purpose, Source};
 
 /// The largest side of a picture, in a file or as `data.options.size`.
 const MOST: u32 = 1 << 14;
+
+/// The most bytes of a decoded picture.
+const MOST_BYTES: u64 = 512 << 20;
 
 /// The source `image-folder`.
 pub struct Images;
@@ -47,14 +52,23 @@ impl Source for Images {
         }
         let classes = match setup.purpose {
             Purpose::Prediction(_) => unsorted(setup.dir()?)?,
-            Purpose::Training | Purpose::Evaluation(_) => classes(setup.dir()?)?,
+            _ => classes(setup.dir()?)?,
         };
         let pictures = classes.iter().flat_map(|(_, files)| files);
-        let mut shape = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
-        shape.channels = channels.map_or(shape.channels, |channels| channels as usize);
+        let fitted = setup.purpose.fitted();
+        let shape = match fitted.and_then(|fitted| fitted.pictures) {
+            // As in training, whatever these pictures have.
+            Some(shape) => shape,
+            None => {
+                let found = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
+                let channels = channels.map_or(found.channels, |channels| channels as usize);
+                Shape { channels, ..found }
+            }
+        };
         let files: Vec<PathBuf> = pictures.cloned().collect();
         let counts = classes.into_iter().map(|(folder, of)| (folder, of.len()));
-        let sorted = Sorted::of(&counts.collect::<Vec<_>>(), setup)?;
+        let mut sorted = Sorted::of(&counts.collect::<Vec<_>>(), setup)?;
+        sorted.transforms.pictures = Some(shape);
         if setup.settings.stream {
             return stream(setup, files, shape, sorted);
         }
@@ -191,14 +205,21 @@ fn is_hidden(path: &Path) -> bool {
 }
 
 /// The shape of all pictures.
-#[derive(Clone, Copy)]
-struct Shape {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Shape {
     channels: usize,
     rows: u32,
     columns: u32,
 }
 
 impl Shape {
+    /// Returns whether pictures can have this shape.
+    pub(super) fn is_possible(self) -> bool {
+        let side = 1..=MOST;
+        [1, 3].contains(&self.channels) && side.contains(&self.rows) && side.contains(&self.columns)
+    }
+
     /// Returns the shape that pictures have, or get by `size`, without decoding them.
     fn of<'a>(
         pictures: impl Iterator<Item = &'a PathBuf>,
@@ -207,11 +228,18 @@ impl Shape {
         let mut first: Option<(&Path, (u32, u32))> = None;
         let mut channels = 1;
         for path in pictures {
-            let decoder = open(path)?.into_decoder().map_err(|e| wrong(path, &e))?;
+            let mut decoder = open(path)?.into_decoder().map_err(|e| wrong(path, &e))?;
             if decoder.color_type().has_color() {
                 channels = 3;
             }
-            let found = decoder.dimensions();
+            let (columns, rows) = decoder.dimensions();
+            let found = match orientation(&mut decoder) {
+                Orientation::Rotate90
+                | Orientation::Rotate270
+                | Orientation::Rotate90FlipH
+                | Orientation::Rotate270FlipH => (rows, columns),
+                _ => (columns, rows),
+            };
             let (of, expected) = *first.get_or_insert((path, found));
             if size.is_none() && found != expected {
                 let sides =
@@ -243,7 +271,17 @@ impl Shape {
     /// Returns the bytes of the picture in a file with this content, channel by channel and row by row.
     fn pixels(&self, path: &Path, content: &[u8]) -> Result<Vec<u8>, InputError> {
         let reader = limited(path, ImageReader::new(Cursor::new(content)))?;
-        let mut picture = reader.decode().map_err(|e| wrong(path, &e))?;
+        let mut decoder = reader.into_decoder().map_err(|e| wrong(path, &e))?;
+        if decoder.total_bytes() > MOST_BYTES {
+            return Err(InputError::Invalid(format!(
+                "{} would need {} bytes of memory; make it smaller, or remove it",
+                path.display(),
+                decoder.total_bytes()
+            )));
+        }
+        let turned = orientation(&mut decoder);
+        let mut picture = DynamicImage::from_decoder(decoder).map_err(|e| wrong(path, &e))?;
+        picture.apply_orientation(turned);
         if (picture.width(), picture.height()) != (self.columns, self.rows) {
             picture = picture.resize_exact(self.columns, self.rows, FilterType::Triangle);
         }
@@ -256,6 +294,11 @@ impl Shape {
             }
         })
     }
+}
+
+/// Returns how a picture is turned to be shown, as cameras note it. A picture whose note cannot be read is not turned.
+fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
+    decoder.orientation().unwrap_or(Orientation::NoTransforms)
 }
 
 /// Opens a picture of which only the first bytes are read, if it is in the file system.

@@ -10,6 +10,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use shared_proto::job::MissingLabel;
+
 use super::chunks::{self, Decode, Files, Format, Subset};
 use super::column::{Column, Values};
 use super::dataset::Dataset;
@@ -20,12 +22,15 @@ use super::held_out::HeldOut;
 use super::lines::{Lines, Text, TextFiles};
 use super::memory::InMemory;
 use super::source::{DataSetup, Purpose, Source};
-use super::table::Rows;
+use super::table::{Gaps, Rows};
 use super::target::{Labels, Target};
 use super::texts::Texts;
 
 /// With more features than this, samples are sparse.
 const MOST_DENSE: u64 = 1024;
+
+/// The most numbers of samples that are rows, 16 GiB.
+const MOST_DENSE_NUMBERS: usize = 1 << 32;
 
 /// The most features: indices are 32-bit numbers.
 const MOST_FEATURES: u64 = u32::MAX as u64;
@@ -48,13 +53,19 @@ impl Source for LibSvm {
                 .map(|stem| format!("{stem}.test"));
             twin.unwrap_or_else(|| format!("{name}.t")).into()
         })?;
+        let has_labels = !matches!(setup.purpose, Purpose::Prediction(_));
         let cut = |paths: &[PathBuf]| {
             let files = files::open(setup, paths)?;
             let size = chunks::size(setup, &files);
-            Ok::<_, InputError>(TextFiles::new(
-                Lines::open(files, size, is_sample)?,
-                Samples::parse,
-            ))
+            let gaps = Gaps::of(setup.settings);
+            let skips = setup.settings.missing_label == MissingLabel::Skip && has_labels;
+            let is_kept = gaps.clone();
+            let lines = Lines::open(files, size, move |line| {
+                is_sample(line) && !(skips && lacks_label(line, &is_kept))
+            })?;
+            Ok::<_, InputError>(TextFiles::new(lines, move |text, samples| {
+                Samples::parse(text, samples, has_labels.then_some(&gaps))
+            }))
         };
         let width = setup.whole_number("width")?;
         if let Some(width) = width.filter(|width| !(1..=MOST_FEATURES).contains(width)) {
@@ -71,10 +82,15 @@ impl Source for LibSvm {
         let known = match setup.purpose {
             Purpose::Training => None,
             Purpose::Evaluation(fitted) => Some(fitted),
+            Purpose::EvaluationOfAll(fitted) => {
+                let mut paths = parts.training;
+                paths.extend(parts.evaluation);
+                files.training = cut(&paths)?;
+                let decode = decode(fitted, |target, labels, _| target.column(LABEL, labels))?;
+                return files.open_all(setup, decode, fitted);
+            }
             Purpose::Prediction(fitted) => {
-                let decode = decode(fitted, |target, labels| {
-                    Ok(target.unknown(LABEL, labels.samples.len()))
-                })?;
+                let decode = decode(fitted, |target, _, count| Ok(target.unknown(LABEL, count)))?;
                 return files.open_all(setup, decode, fitted);
             }
         };
@@ -89,6 +105,15 @@ impl Source for LibSvm {
         };
         files.open(setup, HeldOut::Random, format)
     }
+}
+
+/// Returns whether the label of a sample is missing: its line begins with a feature, or with a text that stands for a gap.
+fn lacks_label(line: &[u8], gaps: &Gaps) -> bool {
+    let first = line
+        .split(u8::is_ascii_whitespace)
+        .find(|field| !field.is_empty());
+    let first = first.and_then(|field| std::str::from_utf8(field).ok());
+    first.is_some_and(|field| field.contains(':') || gaps.are(field))
 }
 
 /// Returns whether a line has more than a comment.
@@ -149,13 +174,13 @@ impl Format for Seen {
                 }
             }
         };
-        let decode = decode(&fitted, |target, labels| target.column(LABEL, labels))?;
+        let decode = decode(&fitted, |target, labels, _| target.column(LABEL, labels))?;
         Ok((decode, Some(fitted)))
     }
 }
 
-/// Returns the column of a target.
-type ReadLabels = fn(&Target, &Texts) -> Result<Column, InputError>;
+/// Returns the column of a target for the labels of so many samples.
+type ReadLabels = fn(&Target, &Texts, usize) -> Result<Column, InputError>;
 
 /// Returns how samples are decoded, with the features and labels of the training.
 fn decode(fitted: &Fitted, read_labels: ReadLabels) -> Result<Decode<Samples>, InputError> {
@@ -167,7 +192,7 @@ fn decode(fitted: &Fitted, read_labels: ReadLabels) -> Result<Decode<Samples>, I
     let target = fitted.target.clone();
     Ok(Arc::new(move |samples: Samples| {
         let inputs = samples.inputs(features)?;
-        let labels = read_labels(&target, &samples.labels)?;
+        let labels = read_labels(&target, &samples.labels, samples.offsets.len() - 1)?;
         InMemory::new(vec![inputs], vec![labels])
     }))
 }
@@ -183,7 +208,8 @@ struct Samples {
 }
 
 impl Samples {
-    fn parse(text: &Text, samples: &[u32]) -> Result<Self, InputError> {
+    /// Parses lines. Without `gaps`, the texts that stand for a missing label, lines may have none.
+    fn parse(text: &Text, samples: &[u32], gaps: Option<&Gaps>) -> Result<Self, InputError> {
         let mut parsed = Self {
             rows: text.rows(samples),
             labels: Texts::default(),
@@ -194,25 +220,45 @@ impl Samples {
         for (sample, line) in text.select(samples)?.lines().enumerate() {
             // A comment may end a line.
             let row = line.split('#').next().unwrap_or_default();
-            let mut fields = row.split_ascii_whitespace();
-            if let Some(label) = fields.next() {
-                parsed.read_row(sample, label, fields)?;
+            let mut fields = row.split_ascii_whitespace().peekable();
+            match gaps {
+                Some(gaps) => {
+                    if let Some(label) = fields.next() {
+                        parsed.read_label(sample, label, gaps)?;
+                    }
+                }
+                None => drop(fields.next_if(|first| !first.contains(':'))),
             }
+            parsed.read_row(sample, fields)?;
         }
         Ok(parsed)
+    }
+
+    fn read_label(&mut self, sample: usize, label: &str, gaps: &Gaps) -> Result<(), InputError> {
+        let wrong = |problem: String| Err(self.rows.place(sample).wrong(problem));
+        if label.contains(':') {
+            return wrong(format!("{label:?} stands where the label belongs"));
+        }
+        if label.contains(',') {
+            return wrong(format!(
+                "{label:?} is a set of labels, and a sample has one label here; give a file for each label, with 1 where a sample has it and 0 elsewhere"
+            ));
+        }
+        if gaps.are(label) {
+            return wrong(format!(
+                "the label is missing ({label:?}); correct it, or set data.missing_label to \"skip\" to leave such samples out"
+            ));
+        }
+        self.labels.push_label(label, || self.rows.place(sample));
+        Ok(())
     }
 
     fn read_row<'a>(
         &mut self,
         sample: usize,
-        label: &str,
         fields: impl Iterator<Item = &'a str>,
     ) -> Result<(), InputError> {
         let wrong = |problem: String| Err(self.rows.place(sample).wrong(problem));
-        if label.contains(':') {
-            return wrong(format!("{label:?} stands where the label belongs"));
-        }
-        self.labels.push_label(label, || self.rows.place(sample));
         let begin = self.indices.len();
         for field in fields {
             let parsed = field.split_once(':').and_then(|(index, value)| {
@@ -265,7 +311,13 @@ impl Samples {
                 Some(width as u64),
             )
         } else {
-            let mut rows = vec![0.0; (self.offsets.len() - 1) * width];
+            let samples = self.offsets.len() - 1;
+            if samples.saturating_mul(width) > MOST_DENSE_NUMBERS {
+                return Err(InputError::Invalid(format!(
+                    "{samples} samples of {width} features each do not fit in memory as rows; leave out data.options.sparse, or set it to true"
+                )));
+            }
+            let mut rows = vec![0.0; samples * width];
             for (row, ends) in rows.chunks_exact_mut(width).zip(self.offsets.windows(2)) {
                 for at in ends[0]..ends[1] {
                     row[(self.indices[at] - first) as usize] = self.values[at];

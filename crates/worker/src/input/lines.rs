@@ -19,7 +19,7 @@ const PIECE: u64 = 1 << 20;
 const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
 
 /// Returns whether a line has a sample.
-pub(super) type IsSample = fn(&[u8]) -> bool;
+type IsSample = Box<dyn Fn(&[u8]) -> bool + Send + Sync>;
 
 /// Text files, cut into chunks.
 pub(super) struct Lines {
@@ -71,23 +71,25 @@ impl Lines {
     pub(super) fn open(
         files: Vec<DataFile>,
         size: u64,
-        is_sample: IsSample,
+        is_sample: impl Fn(&[u8]) -> bool + Send + Sync + 'static,
     ) -> Result<Self, InputError> {
         let mut lines = Self {
             files: Vec::new(),
             parts: Vec::new(),
             chunks: Vec::new(),
-            is_sample,
+            is_sample: Box::new(is_sample),
         };
         for file in files {
-            let before = lines.parts.len();
             lines.cut(&file, size)?;
-            if lines.parts.len() == before {
-                return Err(Place::line(file.path(), 1).wrong("there is no sample".to_owned()));
-            }
             lines.files.push(file);
         }
-        Ok(lines)
+        // Of several files, some may be empty: Spark writes a file for each part of its data.
+        match (lines.parts.is_empty(), lines.files.first()) {
+            (true, Some(first)) => {
+                Err(Place::line(first.path(), 1).wrong("there is no sample".to_owned()))
+            }
+            _ => Ok(lines),
+        }
     }
 
     /// Adds the chunks of a file.

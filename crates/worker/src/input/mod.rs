@@ -13,7 +13,7 @@
 //! - `files`: where files are, and their bytes; `remote`: those in object stores; `archive`: those in zip archives; `held_out`: samples that are held out of them; `place`: a place in a file
 //! - `chunks`: files that are read in parts; `stream`: samples that are read anew in each pass; `lines`: files of text
 //! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitting`: how they are fitted to the training
-//!   samples, and `fitted`: the result; `texts`, `hash`, `date`: their cells
+//!   samples, and `fitted`: the result; `value`: a cell in its file's type; `texts`, `hash`, `date`: cells as categories, ids and dates
 //! - `classes`: samples in a file or a folder for each class; `target`: labels
 //! - `error`: the errors of all of these
 
@@ -54,6 +54,28 @@ mod table;
 mod tabular;
 mod target;
 mod texts;
+mod value;
+
+use shared_proto::job::Job;
+
+/// Returns the cells of columns of a job's data as texts, for samples that are predicted: a row for each sample, in their order.
+///
+/// # Errors
+/// If the data has no columns with names, or lacks one of these, or cannot be read.
+pub(crate) fn texts(job: &Job, names: &[String]) -> Result<Vec<Vec<String>>, InputError> {
+    let setup = DataSetup {
+        settings: &job.data,
+        seed: job.seed,
+        purpose: Purpose::Training,
+    };
+    match job.data.kind.as_str() {
+        "csv" => csv::texts(&setup, names),
+        "parquet" => parquet::texts(&setup, names),
+        kind => Err(InputError::Invalid(format!(
+            "data of kind {kind:?} has no columns with names, so none can be copied to the predictions"
+        ))),
+    }
+}
 
 pub use batch::{Batch, Feature, Ragged};
 pub use cifar::Cifar10;
@@ -66,7 +88,7 @@ pub(crate) use dataset::{read, save_transforms};
 pub use digits::Digits;
 pub use error::InputError;
 pub use field::{Field, Signature};
-pub use fitted::{Fitted, FittedColumn, Rule};
+pub use fitted::{Fitted, FittedColumn, Gap, Rule};
 pub use idx::Idx;
 pub use images::Images;
 pub use libsvm::LibSvm;

@@ -1,8 +1,8 @@
 //! Parquet files: columns of numbers, texts and dates, one of them a label.
 //!
 //! `data.dir` is a folder with `train.parquet` and, perhaps, `test.parquet`, a single file, or a pattern of names;
-//! `tabular` tells what becomes of the columns. They are flat: a list or a structure is refused, unless the job ignores it. Files may be
-//! compressed with Snappy, gzip or LZ4.
+//! `tabular` tells what becomes of the columns. A list can be a column of ids; a structure is refused, unless the job ignores it. Files may be
+//! compressed with Snappy, gzip, LZ4, Zstandard or Brotli. The columns in which pandas keeps the index of a frame are left out.
 
 use std::io::BufReader;
 use std::ops::Range;
@@ -26,8 +26,9 @@ use super::error::InputError;
 use super::files::{self, DataFile, Reader};
 use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
-use super::table::{Header, LabelColumn, Numbers, Rows, Table, Value};
+use super::table::{Header, LabelColumn, Numbers, Rows, Table};
 use super::tabular;
+use super::value::Value;
 
 /// The rows of a column that are read at once.
 const ROWS: usize = 1 << 12;
@@ -47,6 +48,16 @@ impl Source for Parquet {
     }
 }
 
+/// Returns the cells of these columns of all samples to predict, as texts.
+///
+/// # Errors
+/// If the files cannot be read, or lack a column.
+pub(super) fn texts(setup: &DataSetup, names: &[String]) -> Result<Vec<Vec<String>>, InputError> {
+    tabular::texts(setup, names, |setup, paths| {
+        ParquetFiles::open(setup, paths, LabelColumn::LeftOut)
+    })
+}
+
 /// Parquet files. Their row groups are the chunks.
 struct ParquetFiles {
     files: Vec<Arc<Path>>,
@@ -63,7 +74,10 @@ struct Group {
     number: usize,
     /// The rows of the file before it.
     first: u64,
+    rows: u32,
     bytes: Range<u64>,
+    /// The rows with a label, if those without are left out.
+    labelled: Option<Vec<u32>>,
 }
 
 impl ParquetFiles {
@@ -85,7 +99,14 @@ impl ParquetFiles {
             files.header.check_same(&header, &Place::row(&file, 1))?;
             safely(path, || files.add(file, &opened))?;
         }
-        all.ok_or(InputError::NoPlace)
+        let all = all.ok_or(InputError::NoPlace)?;
+        // Of several files, some may have no row: Spark writes a file for each part of its data.
+        match (all.groups.is_empty(), all.files.first()) {
+            (true, Some(first)) => {
+                Err(Place::row(first, 1).wrong("the file has no row".to_owned()))
+            }
+            _ => Ok(all),
+        }
     }
 
     /// Adds the row groups of a file.
@@ -94,19 +115,40 @@ impl ParquetFiles {
         file: Arc<Path>,
         opened: &SerializedFileReader<DataFile>,
     ) -> Result<(), InputError> {
-        let mut first = 0;
+        let (mut first, mut unlabelled) = (0, 0);
         for (number, group) in opened.metadata().row_groups().iter().enumerate() {
             let samples = u32::try_from(group.num_rows())
                 .map_err(|_| damaged(&file, "a row group's number of rows is impossible"))?;
             if samples == 0 {
                 continue;
             }
-            self.groups.push(Group {
+            let mut new = Group {
                 file: self.files.len(),
                 number,
                 first,
+                rows: samples,
                 bytes: bytes_of(group),
-            });
+                labelled: None,
+            };
+            first += u64::from(samples);
+            if self.header.skips_unlabelled() {
+                let table = self.table_of(&file, opened, &new)?;
+                let labels = table.labels();
+                let has_label = |sample: &u32| {
+                    let text = labels.samples[*sample as usize];
+                    !labels.texts[text as usize].0.is_empty()
+                };
+                new.labelled = Some((0..samples).filter(has_label).collect());
+            }
+            let samples = new
+                .labelled
+                .as_ref()
+                .map_or(samples, |labelled| labelled.len() as u32);
+            if samples == 0 {
+                continue;
+            }
+            unlabelled += u64::from(new.rows - samples);
+            self.groups.push(new);
             self.chunks.push(Chunk {
                 samples,
                 // Cells are held as 8 bytes each, texts once.
@@ -114,14 +156,32 @@ impl ParquetFiles {
                     .unwrap_or_default()
                     .max(u64::from(samples) * 8 * (group.num_columns() as u64 + 1)),
             });
-            first += u64::from(samples);
         }
-        if first == 0 {
-            return Err(Place::row(&file, 1).wrong("the file has no row".to_owned()));
+        if unlabelled > 0 {
+            tracing::warn!(file = %file.display(), "{unlabelled} rows without a label are left out");
         }
         self.metadata.push(crc32fast::hash(&footer(&file)?));
         self.files.push(file);
         Ok(())
+    }
+}
+
+impl ParquetFiles {
+    /// Reads all rows of a group.
+    fn table_of(
+        &self,
+        file: &Arc<Path>,
+        opened: &SerializedFileReader<DataFile>,
+        group: &Group,
+    ) -> Result<Table, InputError> {
+        let rows = Rows {
+            file: file.clone(),
+            unit: Unit::Row,
+            numbers: Numbers::From(group.first + 1, group.rows as usize),
+        };
+        let mut table = self.header.table(rows);
+        read_group(opened, group, group.rows, &mut table)?;
+        Ok(table)
     }
 }
 
@@ -135,17 +195,14 @@ impl Chunks for ParquetFiles {
 
     fn read(&self, chunk: usize) -> Result<Table, InputError> {
         let group = &self.groups[chunk];
-        let (file, count) = (&self.files[group.file], self.chunks[chunk].samples);
+        let file = &self.files[group.file];
         safely(file, || {
             let opened = open(file, group.bytes.clone())?;
-            let rows = Rows {
-                file: file.clone(),
-                unit: Unit::Row,
-                numbers: Numbers::From(group.first + 1, count as usize),
-            };
-            let mut table = self.header.table(rows);
-            read_group(&opened, group, count, &mut table)?;
-            Ok(table)
+            let table = self.table_of(file, &opened, group)?;
+            Ok(match &group.labelled {
+                Some(samples) => table.select(samples),
+                None => table,
+            })
         })
     }
 
@@ -221,18 +278,49 @@ fn header_of(
     let schema = opened.metadata().file_metadata().schema_descr();
     let fields = schema.root_schema().get_fields();
     let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
-    let settings = setup.settings;
-    let header = Header::new(&path.into(), Unit::Row, &names, settings, labels)?;
+    let indices = pandas_index(opened);
+    let indices: Vec<&str> = indices.iter().map(String::as_str).collect();
+    let mut header = Header::new(&path.into(), Unit::Row, &names, &indices, setup, labels)?;
+    let wrong = |column: usize, problem: &str| {
+        Err(Place::row(&path.into(), 1).wrong(unfit(names[column], problem)))
+    };
     for (leaf, described) in schema.columns().iter().enumerate() {
         let column = schema.get_column_root_idx(leaf);
         let nested = described.path().parts().len() > 1 || described.max_rep_level() > 0;
-        if nested && !header.is_ignored(column) {
-            return Err(
-                Place::row(&path.into(), 1).wrong(unfit(names[column], "is a list or a structure"))
-            );
+        if !nested || header.is_ignored(column) {
+            continue;
+        }
+        let leaves = (0..schema.num_columns()).map(|leaf| schema.get_column_root_idx(leaf));
+        let is_list =
+            described.max_rep_level() == 1 && leaves.filter(|c| *c == column).count() == 1;
+        if !is_list {
+            return wrong(column, "is a structure, or has lists in lists");
+        }
+        if !header.has_lists(column) {
+            return wrong(column, "has lists, which can be ids (type = \"id\")");
         }
     }
     Ok(header)
+}
+
+/// Returns the columns that pandas wrote for the index of its frame, by what it says in the file's metadata.
+fn pandas_index(opened: &SerializedFileReader<DataFile>) -> Vec<String> {
+    let metadata = opened.metadata().file_metadata().key_value_metadata();
+    let pandas = metadata
+        .into_iter()
+        .flatten()
+        .find(|pair| pair.key == "pandas");
+    let pandas = pandas.and_then(|pair| pair.value.as_deref());
+    let pandas: Option<serde_json::Value> = pandas.and_then(|text| serde_json::from_str(text).ok());
+    let columns = pandas
+        .as_ref()
+        .and_then(|pandas| pandas["index_columns"].as_array());
+    // A range is an object, and has no column.
+    let names = columns
+        .into_iter()
+        .flatten()
+        .filter_map(|column| column.as_str());
+    names.map(str::to_owned).collect()
 }
 
 /// Reads the cells of a row group.
@@ -251,7 +339,9 @@ fn read_group(
         if table.is_ignored(column) {
             continue;
         }
+        let is_list = described.max_rep_level() > 0;
         let mut cells = ColumnWriter {
+            is_list,
             table,
             column,
             name: described.name(),
@@ -284,7 +374,7 @@ fn unfit(name: &str, problem: &str) -> String {
 
 fn damaged(path: &Path, problem: &str) -> InputError {
     InputError::Invalid(format!(
-        "{} cannot be read as Parquet: {problem}; get the file again, or write it anew, compressed with Snappy",
+        "{} cannot be read as Parquet: {problem}; get the file again, or write it anew",
         path.display()
     ))
 }
@@ -295,8 +385,8 @@ enum Meaning {
     /// Numbers, or texts.
     Plain,
     Unsigned,
-    /// Decimal fractions: the value is the number divided by this one.
-    Decimal(f64),
+    /// Decimal fractions, with so many digits behind the point.
+    Decimal(i32),
     /// Days since 1970.
     Days,
     /// A time since the beginning of 1970, in so many parts of a day.
@@ -319,7 +409,7 @@ impl Meaning {
             (Some(LogicalType::Date), _) | (None, ConvertedType::DATE) => Self::Days,
             (Some(LogicalType::Float16), _) => Self::Half,
             (Some(LogicalType::Decimal(_)), _) | (None, ConvertedType::DECIMAL) => {
-                Self::Decimal(10f64.powi(column.type_scale()))
+                Self::Decimal(column.type_scale())
             }
             (Some(LogicalType::Integer(integer)), _) if !integer.is_signed => Self::Unsigned,
             (None, ConvertedType::TIMESTAMP_MILLIS) => Self::Time(SECONDS_OF_A_DAY * millis),
@@ -337,11 +427,12 @@ impl Meaning {
 
     fn of_integer(self, number: i64, unsigned: u64) -> Value<'static> {
         match self {
-            Self::Plain | Self::Half => Value::Integer(number),
-            Self::Unsigned => {
-                i64::try_from(unsigned).map_or(Value::Number(unsigned as f64), Value::Integer)
-            }
-            Self::Decimal(divisor) => Value::Number(number as f64 / divisor),
+            Self::Plain | Self::Half => Value::Integer(number.into()),
+            Self::Unsigned => Value::Integer(unsigned.into()),
+            Self::Decimal(scale) => Value::Decimal {
+                unscaled: number.into(),
+                scale,
+            },
             Self::Days => Value::Days(number as f64),
             Self::Time(of_day) => Value::Days(number as f64 / of_day),
         }
@@ -352,14 +443,14 @@ impl Meaning {
         match (self, bytes) {
             (Self::Half, [low, high]) => {
                 let half = f16::from_le_bytes([*low, *high]);
-                Some(Value::Number(half.to_f64()))
+                Some(Value::Single(half.to_f32()))
             }
-            (Self::Decimal(divisor), [first, ..]) if bytes.len() <= 16 => {
+            (Self::Decimal(scale), [first, ..]) if bytes.len() <= 16 => {
                 let sign = if *first < 128 { 0 } else { -1 };
-                let number = bytes
+                let unscaled = bytes
                     .iter()
                     .fold(sign, |n: i128, byte| n << 8 | i128::from(*byte));
-                Some(Value::Number(number as f64 / divisor))
+                Some(Value::Decimal { unscaled, scale })
             }
             (Self::Plain, text) => std::str::from_utf8(text).ok().map(Value::Text),
             _ => None,
@@ -369,6 +460,7 @@ impl Meaning {
 
 /// The cells of a column, on their way from the file into the table.
 struct ColumnWriter<'a> {
+    is_list: bool,
     table: &'a mut Table,
     column: usize,
     name: &'a str,
@@ -384,7 +476,6 @@ struct ColumnWriter<'a> {
 impl ColumnWriter<'_> {
     fn read(&mut self, reader: ColumnReader) -> Result<(), InputError> {
         let meaning = self.meaning;
-        let number = |number: f64| Some(Value::Number(number));
         let integer = |signed, unsigned| Some(meaning.of_integer(signed, unsigned));
         match reader {
             ColumnReader::BoolColumnReader(reader) => {
@@ -402,9 +493,11 @@ impl ColumnWriter<'_> {
                 Some(Value::Days(days))
             }),
             ColumnReader::FloatColumnReader(reader) => {
-                self.each(reader, |value| number((*value).into()))
+                self.each(reader, |value| Some(Value::Single(*value)))
             }
-            ColumnReader::DoubleColumnReader(reader) => self.each(reader, |value| number(*value)),
+            ColumnReader::DoubleColumnReader(reader) => {
+                self.each(reader, |value| Some(Value::Double(*value)))
+            }
             ColumnReader::ByteArrayColumnReader(reader) => {
                 self.each(reader, |value| meaning.of_bytes(value.as_bytes()))
             }
@@ -420,6 +513,9 @@ impl ColumnWriter<'_> {
         mut reader: ColumnReaderImpl<T>,
         value: impl for<'v> Fn(&'v T::T) -> Option<Value<'v>>,
     ) -> Result<(), InputError> {
+        if self.is_list {
+            return self.each_list(reader, value);
+        }
         let (mut levels, mut values) = (Vec::new(), Vec::new());
         loop {
             levels.clear();
@@ -449,6 +545,51 @@ impl ColumnWriter<'_> {
                 self.table.push(self.column, cell)?;
             }
         }
+    }
+
+    /// Hands the elements of each list to the table.
+    fn each_list<T: DataType>(
+        &mut self,
+        mut reader: ColumnReaderImpl<T>,
+        value: impl for<'v> Fn(&'v T::T) -> Option<Value<'v>>,
+    ) -> Result<(), InputError> {
+        let (mut levels, mut starts, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        loop {
+            levels.clear();
+            starts.clear();
+            values.clear();
+            let read = reader.read_records(ROWS, Some(&mut levels), Some(&mut starts), &mut values);
+            let (rows, _, count) =
+                read.map_err(|error| self.wrong(&format!("cannot be read ({error})")))?;
+            if rows == 0 {
+                return Ok(());
+            }
+            if rows > (self.count - self.read) as usize || starts.first() != Some(&0) {
+                return Err(self.wrong("has other rows than the file promises"));
+            }
+            let mut present = values.iter();
+            for at in 0..count.min(levels.len()).min(starts.len()) {
+                // A level of 0 begins a list, and so ends the one before. Of an empty list and of one that is missing, and for a missing element,
+                // there is no value.
+                if starts[at] == 0 && at > 0 {
+                    self.end_list();
+                }
+                if levels[at] == self.nulls_below
+                    && let Some(cell) = present.next()
+                {
+                    let cell = value(cell).ok_or_else(|| {
+                        self.wrong("has bytes that are neither text nor a number")
+                    })?;
+                    self.table.push_element(self.column, cell)?;
+                }
+            }
+            self.end_list();
+        }
+    }
+
+    fn end_list(&mut self) {
+        self.table.end_list(self.column);
+        self.read += 1;
     }
 
     fn wrong(&self, problem: &str) -> InputError {

@@ -66,8 +66,22 @@ pub enum Purpose<'a> {
     Training,
     /// An evaluation, with the columns as they were fitted in training.
     Evaluation(&'a Fitted),
+    /// An evaluation of all samples, which are of other data than that of training, with the columns as they were fitted there.
+    EvaluationOfAll(&'a Fitted),
     /// Predictions for all samples, with the columns as they were fitted in training. Labels are not read.
     Prediction(&'a Fitted),
+}
+
+impl<'a> Purpose<'a> {
+    /// Returns what columns were fitted to in training; none in training.
+    pub(super) fn fitted(self) -> Option<&'a Fitted> {
+        match self {
+            Self::Training => None,
+            Self::Evaluation(fitted) | Self::EvaluationOfAll(fitted) | Self::Prediction(fitted) => {
+                Some(fitted)
+            }
+        }
+    }
 }
 
 impl<'a> DataSetup<'a> {

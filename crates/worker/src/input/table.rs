@@ -1,17 +1,17 @@
 //! The content of a table: named columns of cells, whichever format they are read from.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use shared_proto::job::{ColumnType, Data, Transform};
+use shared_proto::job::{ColumnType, Data, MissingLabel, Transform};
 
-use super::date;
 use super::error::InputError;
 use super::place::{Place, Unit};
+use super::source::DataSetup;
 use super::texts::Texts;
+use super::value::Value;
 
 /// The name of the input that has the number columns.
 pub(super) const NUMBERS: &str = "inputs";
@@ -19,12 +19,16 @@ pub(super) const NUMBERS: &str = "inputs";
 /// The name of the target.
 pub(super) const LABEL: &str = "label";
 
+/// Stands for a missing number. All others are finite.
+pub(super) const GAP: f64 = f64::NAN;
+
 /// A file's columns, which are filled row by row or column by column.
 pub(super) struct Table {
     rows: Rows,
     columns: Vec<Named>,
     /// The index of the label's column; none if labels are not read.
     label: Option<usize>,
+    gaps: Gaps,
 }
 
 /// The samples of a table: where they are in their file.
@@ -86,21 +90,64 @@ struct Named {
 
 #[derive(Clone, Debug)]
 enum Role {
-    Label,
+    Label {
+        /// True if samples without a label are left out later.
+        may_lack: bool,
+    },
     Ignored,
     Input {
         kind: ColumnType,
         /// False if the job says nothing about the column.
         given: bool,
+        /// True if each cell is a list.
+        list: bool,
     },
 }
 
 /// The cells of a column, in the order of the samples.
 pub(super) enum Cells {
-    /// Numbers, and dates as days since 1970.
+    /// Numbers, and dates as days since 1970; [`GAP`] where there is none.
     Numbers(Vec<f64>),
     /// Categories and labels.
     Texts(Texts),
+    /// Ids, any number in each sample.
+    Lists(Lists),
+}
+
+/// Lists of texts. The samples of `texts` are the elements of all lists.
+pub(super) struct Lists {
+    pub(super) texts: Texts,
+    /// The end of each list among the elements.
+    pub(super) ends: Vec<usize>,
+}
+
+impl Lists {
+    fn new() -> Self {
+        Self {
+            texts: Texts::default(),
+            ends: Vec::new(),
+        }
+    }
+
+    /// Returns the elements of a sample.
+    pub(super) fn elements(&self, sample: usize) -> Range<usize> {
+        let start = sample.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[sample]
+    }
+
+    /// Returns the lists of these samples, in this order.
+    fn select(&self, samples: &[u32]) -> Self {
+        let (mut elements, mut ends) = (Vec::new(), Vec::new());
+        for sample in samples {
+            let range = self.elements(*sample as usize);
+            elements.extend(range.map(|element| element as u32));
+            ends.push(elements.len());
+        }
+        Self {
+            texts: self.texts.select(&elements),
+            ends,
+        }
+    }
 }
 
 impl Cells {
@@ -108,6 +155,7 @@ impl Cells {
         match self {
             Self::Numbers(numbers) => numbers.len(),
             Self::Texts(texts) => texts.samples.len(),
+            Self::Lists(lists) => lists.ends.len(),
         }
     }
 
@@ -119,19 +167,9 @@ impl Cells {
                 Self::Numbers(samples.iter().filter_map(number).collect())
             }
             Self::Texts(texts) => Self::Texts(texts.select(samples)),
+            Self::Lists(lists) => Self::Lists(lists.select(samples)),
         }
     }
-}
-
-/// A cell's value, as a file has it.
-#[derive(Clone, Copy)]
-pub(super) enum Value<'a> {
-    Missing,
-    Text(&'a str),
-    Number(f64),
-    Integer(i64),
-    /// A date, as days since 1970.
-    Days(f64),
 }
 
 /// The columns of a file: their names and what they are for.
@@ -141,10 +179,14 @@ pub(super) struct Header {
     roles: Vec<Role>,
     /// The index of the label's column; none if labels are not read.
     label: Option<usize>,
+    gaps: Gaps,
+    /// True if rows without a label are left out.
+    skips_unlabelled: bool,
 }
 
 impl Header {
-    /// Returns the columns of a file, which have these names.
+    /// Returns the columns of a file, which have these names. Those of `indices` are the index of a pandas frame, and are left out unless the job
+    /// gives them a type. After training, columns that it did not have are left out too.
     ///
     /// # Errors
     /// If a name occurs twice or is taken, the label is missing, no column is left to learn from, or the job names a
@@ -153,19 +195,37 @@ impl Header {
         file: &Arc<Path>,
         unit: Unit,
         names: &[&str],
-        settings: &Data,
+        indices: &[&str],
+        setup: &DataSetup,
         labels: LabelColumn,
     ) -> Result<Self, InputError> {
+        let settings = setup.settings;
+        let fitted = setup.purpose.fitted();
+        let role = |name: &&str| {
+            let role = Role::new(name, settings, labels);
+            let is_index = indices.contains(name) && !settings.columns.contains_key(*name);
+            match role {
+                Role::Input { .. } if is_index => {
+                    tracing::info!(file = %file.display(), "column {name:?} is the index of a pandas frame and is left out; give it a type in [data.columns] to learn from it");
+                    Role::Ignored
+                }
+                // A column that the training did not have.
+                Role::Input { .. } if fitted.is_some_and(|fitted| !fitted.has_column(name)) => {
+                    Role::Ignored
+                }
+                role => role,
+            }
+        };
         let label = names.iter().position(|name| *name == settings.label);
         let header = Self {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
-            roles: names
-                .iter()
-                .map(|name| Role::new(name, settings, labels))
-                .collect(),
+            roles: names.iter().map(role).collect(),
             label: label.filter(|_| labels == LabelColumn::Read),
+            gaps: Gaps::of(settings),
+            skips_unlabelled: settings.missing_label == MissingLabel::Skip
+                && labels == LabelColumn::Read,
         };
-        match header.problem(names, settings, labels) {
+        match header.problem(names, settings, labels, fitted.is_none()) {
             None => Ok(header),
             Some(problem) => Err(Place {
                 file: file.clone(),
@@ -174,6 +234,22 @@ impl Header {
             }
             .wrong(problem)),
         }
+    }
+
+    /// Returns the place of the label's column; one that no row has if labels are not read.
+    pub(super) fn label_column(&self) -> usize {
+        self.label.unwrap_or(usize::MAX)
+    }
+
+    /// Returns whether a row with this label is left out, because the label is missing and the job says so.
+    pub(super) fn skips(&self, label: Option<&[u8]>) -> bool {
+        let text = |label| std::str::from_utf8(label).is_ok_and(|text| self.gaps.are(text.trim()));
+        self.skips_unlabelled && label.is_some_and(text)
+    }
+
+    /// Returns whether rows without a label are left out.
+    pub(super) fn skips_unlabelled(&self) -> bool {
+        self.skips_unlabelled
     }
 
     pub(super) fn names(&self) -> &[String] {
@@ -200,6 +276,22 @@ impl Header {
         matches!(self.roles[column], Role::Ignored)
     }
 
+    /// Notes that the cells of a column are lists. Returns false if it is no column of ids, which alone can be lists.
+    pub(super) fn has_lists(&mut self, column: usize) -> bool {
+        match &mut self.roles[column] {
+            Role::Ignored => true,
+            Role::Input {
+                kind: ColumnType::Id { .. },
+                list,
+                ..
+            } => {
+                *list = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Returns a table of these samples, without their cells.
     pub(super) fn table(&self, rows: Rows) -> Table {
         let columns = self.names.iter().zip(&self.roles);
@@ -207,6 +299,7 @@ impl Header {
             rows,
             columns: columns.map(|(name, role)| Named::new(name, role)).collect(),
             label: self.label,
+            gaps: self.gaps.clone(),
         }
     }
 }
@@ -225,8 +318,38 @@ impl Table {
         let column = &mut self.columns[column];
         let sample = column.cells.len();
         let rows = &self.rows;
-        let pushed = column.push(value, || rows.place(sample));
+        let pushed = column.push(self.gaps.read(value), value, || rows.place(sample));
         pushed.map_err(|problem| rows.place(sample).wrong(problem))
+    }
+
+    /// Adds an element to the list of a column's next sample.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub(super) fn push_element(&mut self, column: usize, value: Value) -> Result<(), InputError> {
+        let column = &mut self.columns[column];
+        let (rows, value) = (&self.rows, self.gaps.read(value));
+        if let Cells::Lists(lists) = &mut column.cells {
+            let place = || rows.place(lists.ends.len());
+            match value.text() {
+                Some(text) if !text.is_empty() => lists.texts.push(&text, place),
+                Some(_) => {}
+                None => {
+                    return Err(place().wrong(format!(
+                        "column {:?} holds a date in a list; an id was expected",
+                        column.name
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the list of a column's next sample.
+    pub(super) fn end_list(&mut self, column: usize) {
+        if let Cells::Lists(lists) = &mut self.columns[column].cells {
+            lists.ends.push(lists.texts.samples.len());
+        }
     }
 
     /// Returns the number of samples.
@@ -250,6 +373,7 @@ impl Table {
             },
             columns: self.columns.iter().map(column).collect(),
             label: self.label,
+            gaps: self.gaps.clone(),
         }
     }
 
@@ -271,23 +395,36 @@ impl Table {
         static NONE: LazyLock<Texts> = LazyLock::new(Texts::default);
         match self.label.map(|label| &self.columns[label].cells) {
             Some(Cells::Texts(labels)) => labels,
-            Some(Cells::Numbers(_)) => unreachable!("labels are read as texts"),
+            Some(_) => unreachable!("labels are read as texts"),
             None => &NONE,
         }
+    }
+
+    /// Returns the type and the cells of an input.
+    pub(super) fn input(&self, name: &str) -> Option<(&ColumnType, &Cells)> {
+        let mut inputs = self.inputs();
+        let input = inputs.find(|(own, ..)| *own == name);
+        input.map(|(_, kind, cells)| (kind, cells))
     }
 
     /// Returns the inputs: name, type and cells of each, in the order of the file.
     pub(super) fn inputs(&self) -> impl Iterator<Item = (&str, &ColumnType, &Cells)> {
         self.columns.iter().filter_map(|column| match &column.role {
             Role::Input { kind, .. } => Some((column.name.as_str(), kind, &column.cells)),
-            Role::Label | Role::Ignored => None,
+            Role::Label { .. } | Role::Ignored => None,
         })
     }
 }
 
 impl Header {
     /// Returns what is wrong with the names of the columns.
-    fn problem(&self, names: &[&str], settings: &Data, labels: LabelColumn) -> Option<String> {
+    fn problem(
+        &self,
+        names: &[&str],
+        settings: &Data,
+        labels: LabelColumn,
+        in_training: bool,
+    ) -> Option<String> {
         let label = &settings.label;
         let mut seen = HashSet::new();
         if let Some(twice) = names.iter().find(|name| !seen.insert(**name)) {
@@ -296,8 +433,15 @@ impl Header {
             ));
         }
         if labels == LabelColumn::Read && !names.contains(&label.as_str()) {
+            let numbers = names.iter().all(|name| name.parse::<f64>().is_ok());
+            let header = match numbers {
+                true => {
+                    "; the file seems to have no line of names: add one, or set data.header to false"
+                }
+                false => "",
+            };
             return Some(format!(
-                "no column is called {label:?}; let `data.label` name one of {names:?}"
+                "no column is called {label:?}; let `data.label` name one of {names:?}{header}"
             ));
         }
         if settings.columns.contains_key(label) {
@@ -305,7 +449,7 @@ impl Header {
                 "`data.columns` has {label:?}, the label; `data.target` says what the label is, so leave it out there"
             ));
         }
-        let absent = |name: &&String| !names.contains(&name.as_str());
+        let absent = |name: &&String| in_training && !names.contains(&name.as_str());
         if let Some(absent) = settings.columns.keys().find(absent) {
             return Some(format!(
                 "`data.columns` has {absent:?}, which is no column of the file; it has {names:?}"
@@ -332,16 +476,23 @@ impl Role {
     fn new(name: &str, settings: &Data, labels: LabelColumn) -> Self {
         match settings.columns.get(name) {
             _ if name == settings.label => match labels {
-                LabelColumn::Read => Role::Label,
+                LabelColumn::Read => Role::Label {
+                    may_lack: settings.missing_label == MissingLabel::Skip,
+                },
                 LabelColumn::LeftOut => Role::Ignored,
             },
             Some(ColumnType::Ignore {}) => Role::Ignored,
             kind => Role::Input {
                 given: kind.is_some(),
-                kind: kind.cloned().unwrap_or(ColumnType::Number {
-                    transform: Transform::default(),
-                    buckets: None,
-                }),
+                list: false,
+                kind: kind
+                    .cloned()
+                    .unwrap_or(ColumnType::Number {
+                        transform: Transform::default(),
+                        buckets: None,
+                        missing: None,
+                    })
+                    .or_missing(settings.missing),
             },
         }
     }
@@ -361,33 +512,75 @@ impl Role {
     }
 }
 
+/// The texts that stand for a missing value where a job does not name them: those of pandas and R, and that of the UCI archive.
+const MISSING: [&str; 19] = [
+    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>",
+    "?", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+];
+
+/// How gaps are written.
+#[derive(Clone, Debug)]
+pub(super) struct Gaps(Arc<HashSet<String>>);
+
+impl Gaps {
+    pub(super) fn of(settings: &Data) -> Self {
+        Self(Arc::new(match &settings.missing_texts {
+            Some(texts) => texts.iter().cloned().collect(),
+            None => MISSING.map(str::to_owned).into(),
+        }))
+    }
+
+    /// Returns whether a text stands for a missing value.
+    pub(super) fn are(&self, text: &str) -> bool {
+        text.is_empty() || self.0.contains(text)
+    }
+
+    /// Returns the value, or that there is none: NaN is none either.
+    fn read<'a>(&self, value: Value<'a>) -> Value<'a> {
+        match value {
+            Value::Text(text) if self.are(text) => Value::Missing,
+            Value::Double(number) if number.is_nan() => Value::Missing,
+            Value::Single(number) if number.is_nan() => Value::Missing,
+            value => value,
+        }
+    }
+}
+
 impl Named {
     fn new(name: &str, role: &Role) -> Self {
-        let texts = match role {
-            Role::Label => true,
-            Role::Input { kind, .. } => {
-                matches!(kind, ColumnType::Category { .. } | ColumnType::Id { .. })
-            }
-            Role::Ignored => false,
+        let cells = match role {
+            Role::Input { list: true, .. } => Cells::Lists(Lists::new()),
+            Role::Label { .. }
+            | Role::Input {
+                kind: ColumnType::Category { .. } | ColumnType::Id { .. },
+                ..
+            } => Cells::Texts(Texts::default()),
+            Role::Input { .. } | Role::Ignored => Cells::Numbers(Vec::new()),
         };
         Self {
             name: name.to_owned(),
             role: role.clone(),
-            cells: match texts {
-                true => Cells::Texts(Texts::default()),
-                false => Cells::Numbers(Vec::new()),
-            },
+            cells,
         }
     }
 
-    /// Adds a cell. The error is a problem in words.
-    fn push(&mut self, value: Value, place: impl Fn() -> Place) -> Result<(), String> {
+    /// Adds a cell, which is written as `found`. The error is a problem in words.
+    fn push(
+        &mut self,
+        value: Value,
+        found: Value,
+        place: impl Fn() -> Place,
+    ) -> Result<(), String> {
         let name = &self.name;
         match (&self.role, &mut self.cells) {
             (Role::Ignored, _) => {}
-            (Role::Label, Cells::Texts(texts)) => match value.text() {
-                Some(text) if !text.is_empty() => texts.push_label(&text, place),
-                Some(_) => return Err(format!("the label, column {name:?}, is empty")),
+            (Role::Label { may_lack }, Cells::Texts(texts)) => match value.text() {
+                Some(text) if !text.is_empty() || *may_lack => texts.push_label(&text, place),
+                Some(_) => {
+                    return Err(format!(
+                        "the label, column {name:?}, is missing ({found}); correct it, or set data.missing_label to \"skip\" to leave such samples out"
+                    ));
+                }
                 None => {
                     return Err(format!(
                         "the label, column {name:?}, is a date; it may be a class or a number"
@@ -402,94 +595,37 @@ impl Named {
                     ));
                 }
             },
-            (Role::Input { kind, given }, Cells::Numbers(numbers)) => {
+            (Role::Input { kind, .. }, Cells::Numbers(numbers))
+                if value == Value::Missing && kind.missing().is_some() =>
+            {
+                numbers.push(GAP);
+            }
+            (Role::Input { kind, given, .. }, Cells::Numbers(numbers)) => {
                 let (number, expected) = match kind {
-                    ColumnType::Date { .. } => (
-                        value.days(),
-                        "a date as in 2024-03-01 or 2024-03-01T12:30:00",
+                    ColumnType::Date { format, .. } => (
+                        value.days(format.as_deref()),
+                        match format {
+                            Some(_) => "a date in the column's format",
+                            None => "a date as in 2024-03-01 or 2024-03-01T12:30:00",
+                        },
                     ),
                     _ => (value.number(), "a finite number"),
                 };
                 let Some(number) = number else {
-                    let advice = match given {
-                        true => String::new(),
-                        false => value.advice(name),
+                    let advice = match (given, value) {
+                        (true, Value::Missing) => "; add what takes its place to the column, as in missing = \"mean\" (or \"median\", \"zero\", \"indicator\" or a number)".to_owned(),
+                        (true, _) => String::new(),
+                        (false, value) => value.advice(name),
                     };
                     return Err(format!(
-                        "column {name:?} holds {value}; {expected} was expected{advice}"
+                        "column {name:?} holds {found}; {expected} was expected{advice}"
                     ));
                 };
                 numbers.push(number);
             }
-            (Role::Label, Cells::Numbers(_)) => unreachable!("labels are read as texts"),
+            (Role::Label { .. }, _) => unreachable!("labels are read as texts"),
+            (_, Cells::Lists(_)) => unreachable!("lists are read element by element"),
         }
         Ok(())
-    }
-}
-
-impl Value<'_> {
-    /// Returns the number, if it is one that is finite as `f32`.
-    fn number(self) -> Option<f64> {
-        let number = match self {
-            Self::Text(text) => text.parse().ok()?,
-            Self::Number(number) => number,
-            Self::Integer(number) => number as f64,
-            Self::Missing | Self::Days(_) => return None,
-        };
-        Some(number).filter(|number: &f64| (*number as f32).is_finite())
-    }
-
-    /// Returns a date as days since 1970.
-    fn days(self) -> Option<f64> {
-        match self {
-            Self::Text(text) => date::days(text),
-            Self::Days(days) => Some(days),
-            Self::Missing | Self::Number(_) | Self::Integer(_) => None,
-        }
-    }
-
-    /// Returns the text of a label or a category, which a date is not.
-    fn text(&self) -> Option<Cow<'_, str>> {
-        Some(match self {
-            Self::Missing => Cow::Borrowed(""),
-            Self::Text(text) => Cow::Borrowed(text),
-            Self::Number(number) => Cow::Owned(number.to_string()),
-            Self::Integer(number) => Cow::Owned(number.to_string()),
-            Self::Days(_) => return None,
-        })
-    }
-
-    /// Returns the line of a job that lets a column with this value be read.
-    fn advice(self, column: &str) -> String {
-        let kind = match self.days() {
-            Some(_) => "date",
-            None => match self {
-                Self::Text(_) => "category",
-                _ => "ignore",
-            },
-        };
-        let bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        let key = match !column.is_empty() && column.chars().all(bare) {
-            true => column.to_owned(),
-            false => format!("{column:?}"),
-        };
-        let other = match self {
-            Self::Missing => ", or \"category\" if its other cells are texts",
-            _ if kind == "ignore" => "",
-            _ => ", or \"ignore\"",
-        };
-        format!("; add this line to [data.columns]: {key} = {{ type = \"{kind}\" }}{other}")
-    }
-}
-
-impl fmt::Display for Value<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing => f.write_str("no value (\"\")"),
-            Self::Text(text) => write!(f, "{text:?}"),
-            Self::Number(number) => write!(f, "{number}"),
-            Self::Integer(number) => write!(f, "{number}"),
-            Self::Days(_) => f.write_str("a date"),
-        }
     }
 }

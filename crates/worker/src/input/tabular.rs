@@ -6,8 +6,12 @@
 //! nothing. The number columns and dates together are the input `inputs`; each category is an input of its own.
 //! Without a file of their own, a share of the samples is held out, chosen by the job's seed.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use parking_lot::Mutex;
+use shared_proto::job::{ColumnType, Data};
 
 use super::chunks::{Chunks, Decode, Files, Format, Subset};
 use super::dataset::Dataset;
@@ -18,7 +22,7 @@ use super::fitting::Fitting;
 use super::held_out::HeldOut;
 use super::memory::InMemory;
 use super::source::{DataSetup, Purpose};
-use super::table::{LABEL, LabelColumn, Table};
+use super::table::{Cells, LABEL, LabelColumn, Table};
 use super::target::Labels;
 
 /// Opens a data set of tables; `cut` opens files of its format.
@@ -32,24 +36,37 @@ pub(super) fn open<C: Chunks<Parsed = Table>>(
 ) -> Result<Dataset, InputError> {
     setup.only_options(&[])?;
     let place = setup.dir()?;
-    if let Purpose::Prediction(fitted) = setup.purpose {
-        let paths = files::matching(place)?;
-        for path in &paths {
-            if !files::is_file(path)? {
-                return Err(InputError::Invalid(format!(
-                    "{} is no file; name the {} file to predict",
-                    path.display(),
-                    extension.to_uppercase()
-                )));
-            }
-        }
-        let files = Files {
-            training: cut(&paths, LabelColumn::LeftOut)?,
+    let all = |paths: &[PathBuf], labels| {
+        Ok::<_, InputError>(Files {
+            training: cut(paths, labels)?,
             evaluation: None,
             place,
-        };
-        return files.open_all(setup, unlabelled(fitted.clone()), fitted);
-    }
+        })
+    };
+    let known = match setup.purpose {
+        Purpose::Prediction(fitted) => {
+            let paths = files::matching(place)?;
+            for path in &paths {
+                if !files::is_file(path)? {
+                    return Err(InputError::Invalid(format!(
+                        "{} is no file; name the {} file to predict",
+                        path.display(),
+                        extension.to_uppercase()
+                    )));
+                }
+            }
+            let files = all(&paths, LabelColumn::LeftOut)?;
+            return files.open_all(setup, unlabelled(fitted.clone()), fitted);
+        }
+        Purpose::EvaluationOfAll(fitted) => {
+            let (mut paths, test) = find(place, extension)?;
+            paths.extend(test);
+            let files = all(&paths, LabelColumn::Read)?;
+            return files.open_all(setup, labelled(fitted.clone()), fitted);
+        }
+        Purpose::Evaluation(fitted) => Some(fitted.clone()),
+        Purpose::Training => None,
+    };
     let (train, test) = find(place, extension)?;
     let test = test.map(|test| cut(&[test], LabelColumn::Read));
     let files = Files {
@@ -57,16 +74,54 @@ pub(super) fn open<C: Chunks<Parsed = Table>>(
         evaluation: test.transpose()?,
         place: train.first().map_or(place, PathBuf::as_path),
     };
-    let known = match setup.purpose {
-        Purpose::Evaluation(fitted) => Some(fitted.clone()),
-        Purpose::Training | Purpose::Prediction(_) => None,
-    };
     let columns = Columns {
         known,
         labels: Labels::of(setup.settings.target, false),
         fitting: Fitting::default(),
     };
     files.open(setup, HeldOut::Random, columns)
+}
+
+/// Returns the cells of these columns of all samples to predict, as texts.
+///
+/// # Errors
+/// Those of `cut`, or if a column is not there or has dates.
+pub(super) fn texts<C: Chunks<Parsed = Table>>(
+    setup: &DataSetup,
+    names: &[String],
+    cut: impl Fn(&DataSetup, &[PathBuf]) -> Result<C, InputError>,
+) -> Result<Vec<Vec<String>>, InputError> {
+    let kind = |name: &String| (name.clone(), ColumnType::Category { buckets: None });
+    let settings = Data {
+        // Of the columns, these alone are read.
+        label: String::new(),
+        missing_texts: Some(Vec::new()),
+        columns: names.iter().map(kind).collect(),
+        ..setup.settings.clone()
+    };
+    let fitted = Fitted::of_texts(names);
+    let setup = DataSetup {
+        settings: &settings,
+        purpose: Purpose::Prediction(&fitted),
+        ..*setup
+    };
+    let files = cut(&setup, &files::matching(setup.dir()?)?)?;
+    let mut columns = vec![Vec::new(); names.len()];
+    for chunk in 0..files.chunks().len() {
+        let samples: Vec<u32> = (0..files.chunks()[chunk].samples).collect();
+        let table = files.parse(&files.read(chunk)?, &samples)?;
+        for (column, name) in columns.iter_mut().zip(names) {
+            match table.input(name) {
+                Some((_, Cells::Texts(cells))) => column.extend(cells.owned()),
+                _ => {
+                    return Err(table
+                        .header_place()
+                        .wrong(format!("there is no column {name:?} to be copied")));
+                }
+            }
+        }
+    }
+    Ok(columns)
 }
 
 /// The columns of all tables, as they pass by.
@@ -98,18 +153,44 @@ impl Format for Columns {
             Some(fitted) => fitted,
             None => self.fitting.finish(self.labels.target()?),
         };
-        let transforms = fitted.clone();
-        let decode = move |table: Table| {
-            let target = fitted.target.column(LABEL, table.labels())?;
-            InMemory::new(fitted.inputs(&table)?, vec![target])
-        };
-        Ok((Arc::new(decode), Some(transforms)))
+        Ok((labelled(fitted.clone()), Some(fitted)))
+    }
+}
+
+/// Returns how tables with labels are decoded.
+fn labelled(fitted: Fitted) -> Decode<Table> {
+    let unknown = UnknownCategories::default();
+    Arc::new(move |table: Table| {
+        unknown.warn(&fitted, &table);
+        let target = fitted.target.column(LABEL, table.labels())?;
+        InMemory::new(fitted.inputs(&table)?, vec![target])
+    })
+}
+
+/// The columns for which it was said that their categories are unknown.
+#[derive(Default)]
+struct UnknownCategories(Mutex<HashSet<String>>);
+
+impl UnknownCategories {
+    /// Says once for each column if most of its cells have categories that the training did not have.
+    fn warn(&self, fitted: &Fitted, table: &Table) {
+        for (name, share, examples) in fitted.mostly_unknown(table) {
+            if self.0.lock().insert(name.to_owned()) {
+                tracing::warn!(
+                    "{:.0} % of the cells of column {name:?} have categories that the training did not have, such as {}",
+                    100.0 * share,
+                    examples.join(", ")
+                );
+            }
+        }
     }
 }
 
 /// Returns how tables without labels are decoded.
 fn unlabelled(fitted: Fitted) -> Decode<Table> {
+    let unknown = UnknownCategories::default();
     Arc::new(move |table: Table| {
+        unknown.warn(&fitted, &table);
         let target = fitted.target.unknown(LABEL, table.len());
         InMemory::new(fitted.inputs(&table)?, vec![target])
     })

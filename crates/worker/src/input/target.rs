@@ -7,8 +7,10 @@ use shared_proto::job::TargetKind;
 
 use super::column::Column;
 use super::error::InputError;
+use super::fitted::known;
 use super::place::Place;
 use super::texts::Texts;
+use super::value::number_text;
 
 /// Classes from this number on are refused: each costs a row of the model's output layer.
 const MAX_CLASSES: u32 = 1 << 16;
@@ -141,6 +143,16 @@ impl Labels {
             .map(|(text, _)| Some((text.clone(), whole(text)?)))
             .collect();
         let Some(numbers) = whole else {
+            let mut others = all.iter().filter(|(text, _)| number_text(text).is_none());
+            let most_are_numbers = 2 * others.clone().count() < all.len();
+            if let Some((text, place)) = others.next()
+                && self.kind == TargetKind::Auto
+                && most_are_numbers
+            {
+                return Err(place.wrong(format!(
+                    "label {text:?} is no number, and most others are; correct it or leave the sample out, or set data.target to \"class\" if labels are names"
+                )));
+            }
             if let Some((text, place)) = all.get(MAX_CLASSES as usize) {
                 return Err(place.wrong(format!(
                     "{text} is one label of more than {MAX_CLASSES}; set data.target to \"number\" if labels are numbers"
@@ -203,6 +215,21 @@ impl Target {
 }
 
 impl Target {
+    /// Gives labels that are numbers the names that equal numbers have. Earlier releases took them as they were written.
+    pub(super) fn name_numbers(&mut self) {
+        fn name<T: Copy>(labels: &mut BTreeMap<String, T>) {
+            let named = labels
+                .iter()
+                .map(|(text, value)| (known(text, true).into_owned(), *value));
+            *labels = named.collect();
+        }
+        match self {
+            Self::Class { numbers, .. } => name(numbers),
+            Self::Binary { values } => name(values),
+            Self::Number {} => {}
+        }
+    }
+
     /// Returns whether each class is below their number, and each value 0 or 1.
     pub(super) fn is_whole(&self) -> bool {
         match self {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::place::Place;
+use super::value::number_text;
 
 /// The texts of a column, in the order of the samples.
 #[derive(Debug, Default)]
@@ -21,11 +22,9 @@ impl Texts {
         self.samples.push(index);
     }
 
-    /// Adds the label of the next sample: LIBSVM files have `+1` as well as `1`.
+    /// Adds the label of the next sample. Labels that are equal as numbers are one label.
     pub(super) fn push_label(&mut self, text: &str, place: impl Fn() -> Place) {
-        let number = text.strip_prefix('+');
-        let number = number.filter(|rest| rest.parse::<f64>().is_ok());
-        self.push(number.unwrap_or(text), place);
+        self.push(number_text(text).as_deref().unwrap_or(text), place);
     }
 
     /// Notes a text that occurs, without a sample.
@@ -41,6 +40,12 @@ impl Texts {
         self.known.insert(text.to_owned(), new);
         self.texts.push((text.to_owned(), place()));
         new
+    }
+
+    /// Returns the text of each sample.
+    pub(super) fn owned(&self) -> impl Iterator<Item = String> {
+        let text = |index: &u32| self.texts[*index as usize].0.clone();
+        self.samples.iter().map(text)
     }
 
     /// Returns the texts of the samples with these numbers, in this order.

@@ -79,7 +79,8 @@ pub(crate) fn build(
     check_patterns(job, &variables, &tables)?;
     if let Some(path) = &job.model.init_from {
         let wanted = |name: &str| job.model.is_initial_from_file(name);
-        variables.load_known(path, wanted, |foreign| model.name_of(foreign))?;
+        let strip = job.model.init_strip.as_deref();
+        variables.load_known(path, wanted, |foreign| model.name_of(foreign), strip)?;
     }
     Ok(Built {
         variables,

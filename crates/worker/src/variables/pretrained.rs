@@ -21,7 +21,8 @@ const STATE_KEYS: [&str; 2] = ["state_dict", "model"];
 impl Variables {
     /// Sets the variables that a file has: a safetensors file, or one that PyTorch has saved (`.pth`, `.pt`, `.bin`), of
     /// `F32`, `F64`, `F16` or `BF16`. The others keep their values, and so do those that are not `wanted`. A tensor
-    /// belongs to the variable of its name, else to the one that `name_of` gives. Variables that are missing, and tensors
+    /// belongs to the variable of its name, else to the one that `name_of` gives. The prefix `strip` of its name does not count; by default
+    /// that is the prefix of PyTorch's wrappers, if all tensors have it. Variables that are missing, and tensors
     /// that no variable takes, are logged.
     ///
     /// # Errors
@@ -32,6 +33,7 @@ impl Variables {
         path: &Path,
         wanted: impl Fn(&str) -> bool,
         name_of: impl Fn(&str) -> Option<String>,
+        strip: Option<&str>,
     ) -> Result<(), VariablesError> {
         let unreadable = |reason: String| VariablesError::Unreadable {
             path: path.to_owned(),
@@ -52,13 +54,23 @@ impl Variables {
         };
         let file = file.map_err(unreadable)?;
         let names = file.names();
-        let renamed = names.iter().filter_map(|name| Some((name_of(name)?, name)));
+        let own = |prefix: &str| self.0.iter().any(|(spec, _)| spec.name.starts_with(prefix));
+        let prefix = match strip {
+            Some(prefix) => prefix.to_owned(),
+            None => wrappers(&names, own),
+        };
+        let plain = |name: &String| name.strip_prefix(&prefix).unwrap_or(name).to_owned();
+        let stripped: BTreeMap<String, &String> =
+            names.iter().map(|name| (plain(name), name)).collect();
+        let renamed = stripped
+            .iter()
+            .filter_map(|(plain, name)| Some((name_of(plain)?, *name)));
         let renamed: BTreeMap<String, &String> = renamed.collect();
         let (mut known, mut missing, mut excluded) = (Vec::new(), Vec::new(), Vec::new());
         let mut left_over: BTreeSet<&String> = names.iter().collect();
         for (variable, (spec, _)) in self.0.iter().enumerate() {
             let name = &spec.name;
-            let foreign = names.get(name).or(renamed.get(name).copied());
+            let foreign = stripped.get(name).or(renamed.get(name)).copied();
             let Some(foreign) = foreign else {
                 missing.push(name);
                 continue;
@@ -90,12 +102,32 @@ impl Variables {
         tracing::info!(
             path = %path.display(),
             loaded = known.len(),
+            prefix,
             ?missing,
             ?excluded,
             ?left_over,
             "initial values come from a file"
         );
         Ok(())
+    }
+}
+
+/// The prefixes that PyTorch's wrappers give to the names of all variables: `DataParallel` and `DistributedDataParallel`, `torch.compile`, and
+/// modules such as Lightning's that have the model as a part.
+const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "model."];
+
+/// Returns the prefixes of wrappers that all names have; nothing of what names of the model's own begin with, too.
+fn wrappers(names: &BTreeSet<String>, own: impl Fn(&str) -> bool) -> String {
+    let mut prefix = String::new();
+    loop {
+        let of_all = |wrapper: &&&str| {
+            let longer = format!("{prefix}{wrapper}");
+            !own(wrapper) && names.iter().all(|name| name.starts_with(&longer))
+        };
+        match WRAPPERS.iter().find(of_all) {
+            Some(wrapper) if !names.is_empty() => prefix.push_str(wrapper),
+            _ => return prefix,
+        }
     }
 }
 

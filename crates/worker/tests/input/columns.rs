@@ -167,7 +167,7 @@ fn columns_are_fitted_to_the_training_samples_alone() {
         panic!("{x:?}");
     };
     assert!((mean - numbers.iter().sum::<f64>() / 16.0).abs() < 1e-9);
-    let Rule::Vocabulary { texts } = &kind.rule else {
+    let Rule::Vocabulary { texts, .. } = &kind.rule else {
         panic!("{kind:?}");
     };
     let mut expected: Vec<String> = numbers.iter().map(|n| format!("c{n}")).collect();
@@ -212,6 +212,7 @@ fn what_is_fitted_comes_back_from_its_file() {
                 mean: -deviation.sin(),
                 deviation,
             },
+            gap: None,
         }
     }));
     let folder = tempfile::tempdir().unwrap();
@@ -315,7 +316,12 @@ fn columns_that_cannot_be_read_are_refused_with_the_line_to_add() {
         (
             "x,y,label\n1,2,0\n,2,1\n",
             "",
-            &["line 3", "\"x\"", "no value", "x = { type = \"ignore\" }"],
+            &[
+                "line 3",
+                "\"x\"",
+                "no value",
+                "x = { type = \"number\", missing = \"mean\" }",
+            ],
         ),
         (
             "when,label\n2024-01-01,0\n2024-02-30,1\n",
@@ -362,11 +368,7 @@ fn columns_that_cannot_be_read_are_refused_with_the_line_to_add() {
     let fewer = load_columns("x,y,label\n1,2,0\n", "x,label\n1,0\n", "");
     assert_says(
         &fewer.unwrap_err(),
-        &[
-            "test.csv, line 1",
-            "columns x were found",
-            "x, y were expected",
-        ],
+        &["test.csv, line 1", "no column \"y\"", "the file has x"],
     );
 
     let other = Data {
@@ -450,17 +452,26 @@ fn later_data_is_read_as_the_training_data_was() {
         let error = open(text, columns, Purpose::Prediction(&fitted)).unwrap_err();
         assert_says(&error, parts);
     };
-    let swapped = bare.replace("size,raw", "raw,size");
-    refused(
-        &swapped,
-        &without_note,
-        &["line 1", "raw, size", "as in training"],
-    );
+    // Columns are found by their names, in any order, and others do not count.
+    let swapped: String = bare
+        .lines()
+        .map(|line| {
+            let mut cells: Vec<&str> = line.split(',').collect();
+            cells.reverse();
+            format!("{},more\n", cells.join(","))
+        })
+        .collect();
+    let mut swapped = open(&swapped, &without_note, Purpose::Prediction(&fitted)).unwrap();
+    assert_eq!(rows(&whole(&mut swapped.evaluation)), of);
     let few = "price\n1\n";
     refused(
         few,
         "",
-        &["the columns price were found", "as in training", "city"],
+        &[
+            "no column \"city\"",
+            "the training had",
+            "the file has price",
+        ],
     );
     let other = without_note.replace("kind = { type = \"category\" }\n", "");
     refused(

@@ -267,3 +267,57 @@ fn folders_that_cannot_be_read_are_refused() {
         &["3.png", "cannot be read"],
     );
 }
+
+/// Returns a JPEG of two halves, the left one bright, with the note of a camera that it is turned clockwise to be shown.
+fn turned() -> Vec<u8> {
+    let halves = GrayImage::from_fn(16, 16, |x, _| Luma([if x < 8 { 250 } else { 5 }]));
+    let mut jpeg = std::io::Cursor::new(Vec::new());
+    halves.write_to(&mut jpeg, ImageFormat::Jpeg).unwrap();
+    // A TIFF header, and a directory with one entry: orientation (0x112), a short, 6.
+    let mut exif =
+        b"Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0".to_vec();
+    let mut file = vec![0xff, 0xd8, 0xff, 0xe1];
+    file.extend((exif.len() as u16 + 2).to_be_bytes());
+    file.append(&mut exif);
+    file.extend(&jpeg.into_inner()[2..]);
+    file
+}
+
+#[test]
+fn pictures_are_turned_as_they_are_shown_and_predicted_in_the_shape_of_the_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    for i in 0..3 {
+        for class in ["a", "b"] {
+            std::fs::create_dir_all(place.join(class)).unwrap();
+            std::fs::write(place.join(format!("{class}/{i}.jpg")), turned()).unwrap();
+        }
+    }
+    let mut dataset = load_images(place, "").unwrap();
+    assert_eq!(fields(&dataset).0, [1, 16, 16]);
+    let (pixels, _) = all(&mut dataset.training);
+    let mean = |rows: std::ops::Range<usize>| {
+        let values = &pixels[rows.start * 16..rows.end * 16];
+        values.iter().sum::<f32>() / values.len() as f32
+    };
+    assert!(
+        mean(0..7) > 0.9 && mean(9..16) < 0.1,
+        "the upper half is bright"
+    );
+
+    // A colored and larger picture becomes what the model was trained on.
+    let fitted = dataset.transforms.unwrap();
+    let other = tempfile::tempdir().unwrap();
+    colored(other.path(), "x.png", (40, 30), [200, 200, 200]);
+    let data = data("image-folder", other.path());
+    let predicted = Registry::builtin()
+        .open(&data, 1, Purpose::Prediction(&fitted))
+        .unwrap();
+    assert_eq!(fields(&predicted).0, [1, 16, 16]);
+    // In an evaluation of other data, all of it counts.
+    let data = super::data("image-folder", place);
+    let whole = Registry::builtin()
+        .open(&data, 1, Purpose::EvaluationOfAll(&fitted))
+        .unwrap();
+    assert_eq!(whole.evaluation.count(), 6);
+}

@@ -7,6 +7,7 @@ mod columns;
 mod criteo;
 mod csv;
 mod docs;
+mod forms;
 mod idx;
 mod images;
 mod libsvm;

@@ -101,7 +101,7 @@ fn columns_that_cannot_be_read_are_named_with_their_row() {
         ),
         (
             without("columns.list = { type = \"ignore\" }"),
-            ["\"list\"", "row 1", "a list", "ignore"],
+            ["\"list\"", "row 1", "has lists", "ignore"],
         ),
         (
             without("columns.iso = { type = \"date\", transform = \"none\" }"),
@@ -122,7 +122,7 @@ fn columns_that_cannot_be_read_are_named_with_their_row() {
                 "\"code\"",
                 "row 3",
                 "no value",
-                "code = { type = \"ignore\" }",
+                "code = { type = \"number\", missing = \"mean\" }",
             ],
         ),
         (
@@ -137,7 +137,7 @@ fn columns_that_cannot_be_read_are_named_with_their_row() {
                 "label = \"city\"\n{}",
                 without("columns.city = { type = \"category\" }")
             ),
-            ["row 3", "\"city\"", "label", "empty"],
+            ["row 3", "\"city\"", "label", "missing"],
         ),
         (
             format!("label = \"kind\"\n{COLUMNS}"),

@@ -17,7 +17,7 @@ fn initial_values_may_come_from_a_file_of_another_model() {
     });
     let load = |variables: &Variables, path: &Path| {
         let foreign = |name: &str| (name == "c2").then(|| "c".to_owned());
-        let loaded = variables.load_known(path, |name| name != "unwanted", foreign);
+        let loaded = variables.load_known(path, |name| name != "unwanted", foreign, None);
         loaded.map_err(|error| error.to_string())
     };
     load(&other, &path).unwrap();
@@ -69,13 +69,36 @@ fn initial_values_may_come_from_a_file_of_another_model() {
     );
 }
 
+#[test]
+fn the_prefix_of_a_wrapper_does_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("wrapped.safetensors");
+    let values = Tensor::new(&[1.5f32, -2.0], &Device::Cpu).unwrap();
+    let load = |prefix: &str, strip: Option<&str>, make: Make| {
+        let tensors = ["a", "b"].map(|name| (format!("{prefix}{name}"), values.clone()));
+        candle_core::safetensors::save(&tensors.into(), &path).unwrap();
+        let (variables, _) = build(1, make);
+        let loaded = variables.load_known(&path, |_| true, |_| None, strip);
+        loaded.is_ok() && numbers(&variables, 0) == [1.5, -2.0]
+    };
+    let plain: Make = |vars| Ok(vec![vars.get(2, "a")?]);
+    for prefix in ["", "module.", "_orig_mod.", "model.", "module._orig_mod."] {
+        assert!(load(prefix, None, plain), "{prefix}");
+    }
+    assert!(!load("backbone.", None, plain));
+    assert!(load("backbone.", Some("backbone."), plain));
+    // A model that has such a name itself takes it as it is.
+    let own: Make = |vars| Ok(vec![vars.get(2, "model.a")?]);
+    assert!(load("model.", None, own));
+}
+
 /// `vectors/make_pth.py` has written the files with PyTorch.
 #[test]
 fn initial_values_may_come_from_a_file_of_pytorch() {
     let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     let load = |path: &Path, make: Make| {
         let (variables, _) = build(1, make);
-        let loaded = variables.load_known(path, |_| true, |_| None);
+        let loaded = variables.load_known(path, |_| true, |_| None, None);
         let loaded = loaded.map_err(|error| error.to_string());
         loaded.map(|()| variables)
     };

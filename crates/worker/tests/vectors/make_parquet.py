@@ -4,6 +4,7 @@ import datetime
 import decimal
 import pathlib
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -46,3 +47,17 @@ pq.write_table(
     use_dictionary=["city", "label", "code"],
     write_statistics=False,
 )
+
+# Exact numbers, a gap, lists, a label that is missing, and pandas' index.
+count = 8
+frame = pd.DataFrame(
+    {
+        "big": pd.array([2**63 + 100 * i for i in range(count)], dtype="uint64"),
+        "exact": [decimal.Decimal(1234567890123456780 + i) for i in range(count)],
+        "shop": [1.0, 2.0, None, 4.0, 1.0, 2.0, 3.0, 4.0],
+        "lists": [[i, i + 1] if i % 2 else [] for i in range(count)],
+        "label": pd.array([i % 2 for i in range(count - 1)] + [None], dtype="Int64"),
+    }
+).sample(frac=1, random_state=1).sort_values("big", kind="stable")
+frame.index = list(reversed(range(count)))
+frame.to_parquet(pathlib.Path(__file__).with_name("forms.parquet"), compression="zstd")
