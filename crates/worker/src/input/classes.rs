@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::fitted::{Fitted, known};
+use super::fitted::Fitted;
 use super::held_out::split;
 use super::memory::{InMemory, countable};
 use super::source::{DataSetup, Purpose};
 use super::target::Target;
+use super::value::known;
 
 /// The name of the target.
 const LABEL: &str = "label";

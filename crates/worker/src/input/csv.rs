@@ -318,7 +318,19 @@ fn read_header(
     // pandas writes its index as a column without a name, which becomes "Unnamed: 0" when it is read and written again.
     let index = |name: &&&str| ["", "Unnamed: 0"].contains(*name);
     let indices: Vec<&str> = names.iter().filter(index).copied().collect();
-    Header::new(file.path(), Unit::Line, &names, &indices, setup, labels)
+    let fitted = setup.purpose.fitted();
+    let known = fitted.map(|fitted| |name: &str| fitted.has_column(name));
+    let known = known.as_ref().map(|known| known as &dyn Fn(&str) -> bool);
+    let settings = setup.settings;
+    Header::new(
+        file.path(),
+        Unit::Line,
+        &names,
+        &indices,
+        settings,
+        known,
+        labels,
+    )
 }
 
 /// How a file is written.

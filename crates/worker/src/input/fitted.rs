@@ -1,7 +1,6 @@
 //! The parameters of a table's columns, computed from the training samples: means, deviations, edges of buckets,
 //! vocabularies, labels.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
@@ -14,10 +13,10 @@ use super::column::Column;
 use super::error::InputError;
 use super::hash::Hasher;
 use super::id_column::IdColumn;
-use super::images::Shape;
+use super::shape::Shape;
 use super::table::{Cells, NUMBERS, Table};
 use super::target::Target;
-use super::value::number_text;
+use super::value::known;
 
 /// The form of the file; another one is refused.
 pub(super) const FORM: u32 = 1;
@@ -468,14 +467,6 @@ impl Rule {
             }
             _ => None,
         }
-    }
-}
-
-/// Returns a text as a rule knows it: if the training samples have numbers, that of its number.
-pub(super) fn known(text: &str, numbers: bool) -> Cow<'_, str> {
-    match number_text(text).filter(|_| numbers) {
-        Some(number) => number,
-        None => Cow::Borrowed(text),
     }
 }
 

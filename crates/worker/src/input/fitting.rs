@@ -6,11 +6,11 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::job::{ColumnType, Missing, MissingRule, Transform};
 
-use super::fitted::{FORM, Fitted, FittedColumn, Gap, Rule, known, log};
+use super::fitted::{FORM, Fitted, FittedColumn, Gap, Rule, log};
 use super::table::{Cells, Table};
 use super::target::Target;
 use super::texts::Texts;
-use super::value::number_text;
+use super::value::{known, number_text};
 
 /// The buckets of a number column, unless the job says otherwise.
 const BUCKETS: u64 = 10;

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use image::imageops::FilterType;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageReader};
-use serde::{Deserialize, Serialize};
 
 use super::chunks::{self, Chunk, Chunks};
 use super::classes::Sorted;
@@ -22,10 +21,8 @@ use super::dataset::Dataset;
 use super::error::InputError;
 use super::files;
 use super::memory::InMemory;
+use super::shape::{MOST, Shape};
 use super::source::{DataSetup, Purpose, Source};
-
-/// The largest side of a picture, in a file or as `data.options.size`.
-const MOST: u32 = 1 << 14;
 
 /// The most bytes of a decoded picture.
 const MOST_BYTES: u64 = 512 << 20;
@@ -204,22 +201,7 @@ fn is_hidden(path: &Path) -> bool {
     name.to_string_lossy().starts_with('.')
 }
 
-/// The shape of all pictures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Shape {
-    channels: usize,
-    rows: u32,
-    columns: u32,
-}
-
 impl Shape {
-    /// Returns whether pictures can have this shape.
-    pub(super) fn is_possible(self) -> bool {
-        let side = 1..=MOST;
-        [1, 3].contains(&self.channels) && side.contains(&self.rows) && side.contains(&self.columns)
-    }
-
     /// Returns the shape that pictures have, or get by `size`, without decoding them.
     fn of<'a>(
         pictures: impl Iterator<Item = &'a PathBuf>,

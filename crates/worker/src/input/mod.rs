@@ -9,7 +9,7 @@
 //! - `batch`: samples that are computed together
 //! - `field`: the parts of a sample, by name
 //! - `column`, `memory`: samples that are held in memory, column by column
-//! - `pictures`: samples that are pictures, resized, normalised, and varied in training
+//! - `shape`: the shape of pictures; `pictures`: samples that are pictures, resized, normalised, and varied in training
 //! - `files`: where files are, and their bytes; `remote`: those in object stores; `archive`: those in zip archives; `held_out`: samples that are held out of them; `place`: a place in a file
 //! - `chunks`: files that are read in parts; `stream`: samples that are read anew in each pass; `lines`: files of text
 //! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitting`: how they are fitted to the training
@@ -48,6 +48,7 @@ pub(crate) mod pictures;
 mod place;
 mod random;
 mod remote;
+mod shape;
 mod source;
 mod stream;
 mod table;

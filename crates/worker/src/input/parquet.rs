@@ -280,7 +280,11 @@ fn header_of(
     let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
     let indices = pandas_index(opened);
     let indices: Vec<&str> = indices.iter().map(String::as_str).collect();
-    let mut header = Header::new(&path.into(), Unit::Row, &names, &indices, setup, labels)?;
+    let fitted = setup.purpose.fitted();
+    let known = fitted.map(|fitted| |name: &str| fitted.has_column(name));
+    let known = known.as_ref().map(|known| known as &dyn Fn(&str) -> bool);
+    let (file, settings) = (path.into(), setup.settings);
+    let mut header = Header::new(&file, Unit::Row, &names, &indices, settings, known, labels)?;
     let wrong = |column: usize, problem: &str| {
         Err(Place::row(&path.into(), 1).wrong(unfit(names[column], problem)))
     };

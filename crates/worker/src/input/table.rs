@@ -9,7 +9,6 @@ use shared_proto::job::{ColumnType, Data, MissingLabel, Transform};
 
 use super::error::InputError;
 use super::place::{Place, Unit};
-use super::source::DataSetup;
 use super::texts::Texts;
 use super::value::Value;
 
@@ -186,7 +185,7 @@ pub(super) struct Header {
 
 impl Header {
     /// Returns the columns of a file, which have these names. Those of `indices` are the index of a pandas frame, and are left out unless the job
-    /// gives them a type. After training, columns that it did not have are left out too.
+    /// gives them a type. After training, `known` tells the columns that it had, and others are left out too.
     ///
     /// # Errors
     /// If a name occurs twice or is taken, the label is missing, no column is left to learn from, or the job names a
@@ -196,11 +195,10 @@ impl Header {
         unit: Unit,
         names: &[&str],
         indices: &[&str],
-        setup: &DataSetup,
+        settings: &Data,
+        known: Option<&dyn Fn(&str) -> bool>,
         labels: LabelColumn,
     ) -> Result<Self, InputError> {
-        let settings = setup.settings;
-        let fitted = setup.purpose.fitted();
         let role = |name: &&str| {
             let role = Role::new(name, settings, labels);
             let is_index = indices.contains(name) && !settings.columns.contains_key(*name);
@@ -210,9 +208,7 @@ impl Header {
                     Role::Ignored
                 }
                 // A column that the training did not have.
-                Role::Input { .. } if fitted.is_some_and(|fitted| !fitted.has_column(name)) => {
-                    Role::Ignored
-                }
+                Role::Input { .. } if known.is_some_and(|known| !known(name)) => Role::Ignored,
                 role => role,
             }
         };
@@ -225,7 +221,7 @@ impl Header {
             skips_unlabelled: settings.missing_label == MissingLabel::Skip
                 && labels == LabelColumn::Read,
         };
-        match header.problem(names, settings, labels, fitted.is_none()) {
+        match header.problem(names, settings, labels, known.is_none()) {
             None => Ok(header),
             Some(problem) => Err(Place {
                 file: file.clone(),

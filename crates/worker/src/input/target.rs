@@ -7,10 +7,9 @@ use shared_proto::job::TargetKind;
 
 use super::column::Column;
 use super::error::InputError;
-use super::fitted::known;
 use super::place::Place;
 use super::texts::Texts;
-use super::value::number_text;
+use super::value::{known, number_text};
 
 /// Classes from this number on are refused: each costs a row of the model's output layer.
 const MAX_CLASSES: u32 = 1 << 16;

@@ -167,6 +167,14 @@ pub(super) fn number_text(text: &str) -> Option<Cow<'_, str>> {
     }))
 }
 
+/// Returns a text as a rule knows it: if the training samples have numbers, that of its number.
+pub(super) fn known(text: &str, numbers: bool) -> Cow<'_, str> {
+    match number_text(text).filter(|_| numbers) {
+        Some(number) => number,
+        None => Cow::Borrowed(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

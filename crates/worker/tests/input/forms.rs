@@ -123,7 +123,7 @@ fn a_file_with_another_form_of_numbers_has_the_same_categories() {
     assert_eq!(ids(&mut dataset.training), [2, 3, 1, 4]);
     assert_eq!(ids(&mut dataset.evaluation), [2, 3, 1, 4]);
     // Codes that begin with zeros are texts.
-    let codes = "zip,label\n01234,0\n1234,1\n".repeat(1) + &"01234,0\n1234,1\n".repeat(9);
+    let codes = "zip,label\n".to_owned() + &"01234,0\n1234,1\n".repeat(10);
     let settings = "columns.zip = { type = \"category\" }";
     let dataset = load_forms("csv", "a.csv", codes.as_bytes(), settings).unwrap();
     assert_eq!(vocabulary(&dataset, "zip"), ["01234", "1234"]);
