@@ -12,8 +12,8 @@ use worker::registry::Registry;
 use crate::error::CommandError;
 use crate::scorer::{Scorer, Scoring};
 use crate::{
-    bench, certs, checkpoint, devices, eval, evaluator, find_learning_rate, job, jobs, plot,
-    predict, status, table, tf_task, train,
+    bench, certs, checkpoint, describe, devices, eval, evaluator, find_learning_rate, job, jobs,
+    plot, predict, status, table, tf_task, train,
 };
 
 /// Distributed training for candle.
@@ -57,6 +57,9 @@ enum Command {
     Checkpoint(checkpoint::Command),
     /// Make a private authority, the roles' certificates and a token, for a trial.
     Certs(certs::Arguments),
+    /// Look at the columns of a file.
+    #[command(subcommand)]
+    Data(describe::Command),
     /// Write a job file.
     #[command(subcommand)]
     Job(job::Command),
@@ -186,6 +189,7 @@ impl App {
             Command::Table(arguments) => finish(table::run(&arguments)),
             Command::Certs(arguments) => finish(certs::run(&arguments)),
             Command::Checkpoint(command) => finish(checkpoint::run(&command)),
+            Command::Data(command) => finish(describe::run(&command)),
             Command::Job(command) => finish(job::run(&command)),
             Command::Bench(command) => finish(bench::run(command)),
             Command::Local(arguments) => finish(bench::local(arguments, &registry)),

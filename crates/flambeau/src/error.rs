@@ -35,6 +35,14 @@ pub enum CommandError {
         /// The run directory.
         run_dir: PathBuf,
     },
+    /// A file has no column with the name of the label.
+    #[error("no column is called {label:?}; let --label name one of {columns}")]
+    NoLabel {
+        /// The name of the label.
+        label: String,
+        /// The names of the columns.
+        columns: String,
+    },
     /// The best weights of a model with tables are wanted.
     #[error(
         "the model has tables, and best.safetensors has no rows of them: only the last checkpoint has rows; use the last weights"

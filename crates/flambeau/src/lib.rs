@@ -107,6 +107,7 @@ mod certs;
 mod checkpoint;
 mod cluster;
 mod command;
+mod describe;
 mod devices;
 mod error;
 mod eval;

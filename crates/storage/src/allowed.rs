@@ -31,6 +31,15 @@ impl AllowedLocations {
         Ok(allowed)
     }
 
+    /// Allows one more place, whatever its name is.
+    ///
+    /// # Errors
+    /// [`StorageError::Location`].
+    pub fn and(mut self, place: &str) -> Result<Self, StorageError> {
+        self.places.push(real(Location::parse(place)?));
+        Ok(self)
+    }
+
     /// Returns whether a location lies in one of these places. Links and `..` are followed first, so that they do not lead out of it.
     ///
     /// # Errors
@@ -162,6 +171,13 @@ mod tests {
             assert!(allowed(&["any"]).have(location).unwrap());
             assert!(!allowed(&["./any"]).have(location).unwrap());
         }
+        assert!(
+            !allowed(&[])
+                .and("any")
+                .unwrap()
+                .have("/etc/passwd")
+                .unwrap()
+        );
         assert_eq!(allowed(&[]).to_string(), "none");
         assert!(one.to_string().contains("bucket/jobs"), "{one}");
     }

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::device;
 use crate::error::WorkerError;
+use crate::input;
 use crate::member::{Member, Parts, Replicas, leave};
 use crate::registry::Registry;
 use crate::replica::DeviceReplicas;
@@ -268,19 +269,25 @@ impl Builder {
         let job = &membership.job;
         let text = |path: &PathBuf| path.display().to_string();
         // Without a run directory of its own, it writes to the coordinator's.
-        let coordinators = job.run_dir.as_ref().map(|dir| {
+        let coordinators = job
+            .run_dir
+            .as_ref()
+            .filter(|_| self.settings.run_dir.is_none());
+        let coordinators = coordinators.map(|dir| {
             let depth = Path::new(&membership.run_folder).components().count();
             dir.ancestors().nth(depth).unwrap_or(dir).to_owned()
         });
+        let unread = |error: StorageError| WorkerError::Location(error.to_string());
+        let given = self.settings.locations.allow_location.iter();
+        let mut allowed = AllowedLocations::read(given.map(String::as_str)).map_err(unread)?;
         let own = [
             &self.settings.run_dir,
             &self.settings.data_dir,
             &coordinators,
         ];
-        let own: Vec<String> = own.into_iter().flatten().map(text).collect();
-        let given = self.settings.locations.allow_location.iter().chain(&own);
-        let unread = |error: StorageError| WorkerError::Location(error.to_string());
-        let allowed = AllowedLocations::read(given.map(String::as_str)).map_err(unread)?;
+        for own in own.into_iter().flatten() {
+            allowed = allowed.and(&text(own)).map_err(unread)?;
+        }
         let data = job
             .data
             .dir
@@ -290,10 +297,19 @@ impl Builder {
             ("data.dir", data),
             ("model.init_from", job.model.init_from.as_ref()),
         ] {
-            let Some(location) = path.map(text) else {
+            let Some(path) = path else {
                 continue;
             };
-            if !allowed.have(&location).map_err(unread)? {
+            let location = text(path);
+            // A pattern may match links, and names that lead upwards.
+            let matched = input::matching(path).unwrap_or_default();
+            let mut places = [location.clone()]
+                .into_iter()
+                .chain(matched.iter().map(text));
+            let outside = places.try_fold(false, |outside, place| {
+                Ok::<_, StorageError>(outside || !allowed.have(&place)?)
+            });
+            if outside.map_err(unread)? {
                 return Err(WorkerError::Location(format!(
                     "the job's `{setting}` is {}, and this worker allows submitted jobs only places in: {allowed}; name one there, or start the worker with --allow-location",
                     without_user(&location)

@@ -192,9 +192,13 @@ impl Cluster {
             return;
         }
         self.instants.none_able_since = Some(since);
+        // Of workers that refuse the model, the last one may have come just now.
+        let newest = troubles.iter().map(|(_, trouble)| trouble.at).max();
+        let refused_just_now = patience == REFUSED
+            && newest.is_some_and(|at| now.saturating_duration_since(at) < REFUSED);
         // A live worker may still be reading its data.
         let hope = self.live(Role::Worker).count() >= needed;
-        if hope || now.duration_since(since) < patience {
+        if hope || refused_just_now || now.duration_since(since) < patience {
             return;
         }
         let named = names(&troubles);

@@ -292,7 +292,7 @@ async fn start_cluster(
         }
         return Ok(Cluster::new(job));
     };
-    let has_run_dir = matches!(restore, Restore::At(_));
+    let keeps_best = matches!(restore, Restore::At(_)) && job.best.is_some();
     let (store, manifest) = restore.load().await?;
     let refused = |what: String| CoordinatorError::Restore {
         location: store.checkpoint_location(manifest.number),
@@ -312,7 +312,7 @@ async fn start_cluster(
         steps = manifest.steps,
         "beginning with a checkpoint"
     );
-    if has_run_dir {
+    if keeps_best {
         let carried = best::carry(store.location(), dir, run, progress.evaluated()).await;
         if let Err(error) = carried {
             tracing::warn!("the best weights of the run before are not taken along: {error}");

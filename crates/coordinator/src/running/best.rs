@@ -33,13 +33,20 @@ pub(super) async fn carry(
     }
     record["run"] = format!("{:016x}", run.0).into();
     tokio::fs::copy(from.join(run_dir::BEST), weights).await?;
-    tokio::fs::write(place, record.to_string()).await
+    // A record that is cut short would keep a later start from copying.
+    let partial = place.with_extension("partial");
+    tokio::fs::write(&partial, record.to_string()).await?;
+    tokio::fs::rename(partial, place).await
 }
 
 /// Returns the run directory in which a folder of checkpoints is.
 fn beside(location: &str) -> Option<PathBuf> {
     match Location::parse(location).ok()? {
-        Location::Folder(checkpoints) => checkpoints.parent().map(Path::to_owned),
+        // Other places of checkpoints are no part of a run directory.
+        Location::Folder(checkpoints) if checkpoints.ends_with(run_dir::CHECKPOINTS) => {
+            checkpoints.parent().map(Path::to_owned)
+        }
+        Location::Folder(_) => None,
         Location::Bucket { .. } => None,
     }
 }

@@ -63,11 +63,14 @@ impl Settings {
         dir: &Path,
         job: &Job,
     ) -> Result<AllowedLocations, CoordinatorError> {
-        let dir = dir.display().to_string();
         let given = self.locations.allow_location.iter().map(String::as_str);
-        let own = [Some(dir.as_str()), job.checkpoint.location.as_deref()];
-        let places = given.chain(own.into_iter().flatten());
-        AllowedLocations::read(places).map_err(CoordinatorError::AllowLocation)
+        let allowed = AllowedLocations::read(given);
+        let allowed = allowed.and_then(|allowed| allowed.and(&dir.display().to_string()));
+        let allowed = allowed.and_then(|allowed| match &job.checkpoint.location {
+            Some(own) => allowed.and(own),
+            None => Ok(allowed),
+        });
+        allowed.map_err(CoordinatorError::AllowLocation)
     }
 
     /// Reads the job. Flags override the file, which overrides the defaults.

@@ -1,5 +1,6 @@
 //! Samples that lie class by class, in a file or a folder for each class, by which the class is named.
 
+use std::collections::HashSet;
 use std::iter::repeat_n;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +43,12 @@ impl Sorted {
         let transforms = match setup.purpose {
             Purpose::Training => {
                 let names = classes.iter().map(|(path, _)| name_of(path));
+                let mut seen = HashSet::new();
+                if let Some(twice) = names.clone().find(|name| !seen.insert(name.clone())) {
+                    return Err(InputError::Invalid(format!(
+                        "two classes are called {twice:?}; rename one of them"
+                    )));
+                }
                 Fitted::of_target(Target::Class {
                     numbers: names.zip(0..).collect(),
                     count: classes.len() as u64,

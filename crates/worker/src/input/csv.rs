@@ -15,9 +15,10 @@ use super::chunks::{self, Chunk, Chunks};
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::files::{self, DataFile};
-use super::lines::changed;
+use super::lines::{BYTE_ORDER_MARK, changed};
 use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
+use super::survey::{self, ColumnSurvey};
 use super::table::{Header, LabelColumn, Numbers, Rows, Table};
 use super::tabular;
 use super::value::Value;
@@ -35,6 +36,14 @@ impl Source for Csv {
     }
 }
 
+/// Returns what the columns of files look like.
+///
+/// # Errors
+/// If the files cannot be read.
+pub(super) fn survey(setup: &DataSetup) -> Result<Vec<ColumnSurvey>, InputError> {
+    survey::survey(setup, CsvFiles::open)
+}
+
 /// Returns the cells of these columns of all samples to predict, as texts.
 ///
 /// # Errors
@@ -47,7 +56,8 @@ pub(super) fn texts(setup: &DataSetup, names: &[String]) -> Result<Vec<Vec<Strin
 
 /// CSV files, cut into chunks of whole rows.
 struct CsvFiles {
-    form: Form,
+    /// The form of each file.
+    forms: Vec<Form>,
     files: Vec<DataFile>,
     /// The checksum of each file.
     crcs: Vec<u32>,
@@ -66,6 +76,7 @@ struct Part {
 
 /// A chunk in memory.
 struct Text {
+    form: Form,
     file: Arc<Path>,
     content: Vec<u8>,
     rows: Vec<Row>,
@@ -90,7 +101,7 @@ impl CsvFiles {
             let form = Form::of(&file, setup)?;
             let header = read_header(&file, setup, labels, form)?;
             let files = all.get_or_insert_with(|| Self {
-                form,
+                forms: Vec::new(),
                 files: Vec::new(),
                 crcs: Vec::new(),
                 header: header.clone(),
@@ -100,9 +111,17 @@ impl CsvFiles {
             files
                 .header
                 .check_same(&header, &Place::line(file.path(), 1))?;
-            files.cut(file, size)?;
+            files.cut(file, size, form)?;
         }
-        let all = all.ok_or(InputError::NoPlace)?;
+        let all = match (all, paths.first()) {
+            (Some(all), _) => all,
+            (None, Some(first)) => {
+                return Err(
+                    Place::line(&first.as_path().into(), 1).wrong("no file has a line".to_owned())
+                );
+            }
+            (None, None) => return Err(InputError::NoPlace),
+        };
         // Of several files, some may have no row: Spark writes a file for each part of its data.
         match (all.parts.is_empty(), all.files.first()) {
             (true, Some(first)) => {
@@ -113,12 +132,12 @@ impl CsvFiles {
     }
 
     /// Adds the chunks of a file, of about so many bytes.
-    fn cut(&mut self, file: DataFile, size: u64) -> Result<(), InputError> {
+    fn cut(&mut self, file: DataFile, size: u64, form: Form) -> Result<(), InputError> {
         let summed = Summed {
             from: file.reader(),
             crc: crc32fast::Hasher::new(),
         };
-        let mut reader = self.form.reader(summed, self.form.header);
+        let mut reader = form.reader(summed, form.header);
         let mut row = ByteRecord::new();
         let before = self.parts.len();
         let (mut last, mut unlabelled) = ((0, 1), 0u64);
@@ -161,9 +180,10 @@ impl CsvFiles {
             chunk.bytes = part.bytes.end - part.bytes.start;
         }
         if self.parts.len() > before {
-            check_last(&file, last, self.form)?;
+            check_last(&file, last, form)?;
         }
         self.crcs.push(reader.into_inner().crc.finalize());
+        self.forms.push(form);
         self.files.push(file);
         Ok(())
     }
@@ -181,7 +201,8 @@ impl Chunks for CsvFiles {
         let part = &self.parts[chunk];
         let file = &self.files[part.file];
         let content = file.read(part.bytes.clone())?;
-        let mut reader = self.form.reader(content.as_slice(), false);
+        let form = self.forms[part.file];
+        let mut reader = form.reader(content.as_slice(), false);
         let mut rows: Vec<Row> = Vec::new();
         let mut row = ByteRecord::new();
         while reader
@@ -190,6 +211,11 @@ impl Chunks for CsvFiles {
         {
             let (byte, line) = row.position().map_or((0, 1), |p| (p.byte(), p.line()));
             let byte = byte as usize;
+            // A byte order mark is no part of the first row, which may be copied behind others.
+            let byte = match byte == 0 && content.starts_with(&BYTE_ORDER_MARK) {
+                true => BYTE_ORDER_MARK.len(),
+                false => byte,
+            };
             if let Some(last) = rows.last_mut() {
                 // A row that was left out may lie between.
                 last.bytes.end = last.bytes.end.min(byte);
@@ -210,6 +236,7 @@ impl Chunks for CsvFiles {
             return Err(changed(file.path()));
         }
         Ok(Text {
+            form,
             file: file.path().clone(),
             content,
             rows,
@@ -231,7 +258,7 @@ impl Chunks for CsvFiles {
             unit: Unit::Line,
             numbers: Numbers::Each(samples.iter().map(line).collect()),
         });
-        let mut reader = self.form.reader(content.as_slice(), false);
+        let mut reader = text.form.reader(content.as_slice(), false);
         let (mut row, expected) = (StringRecord::new(), self.header.names().len());
         for sample in 0..samples.len() {
             let wrong = |problem: String| Err(table.place(sample).wrong(problem));
@@ -333,7 +360,7 @@ fn read_header(
     )
 }
 
-/// How a file is written.
+/// The form of a CSV file.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     delimiter: u8,

@@ -44,8 +44,16 @@ pub(super) fn days_by(text: &str, format: &str) -> Option<f64> {
     if !rest.is_empty() {
         return None;
     }
+    if let (None, Some(of_century)) = (parsed.year(), parsed.year_last_two()) {
+        // As POSIX reads `%y`.
+        let century = if of_century < 69 { 2000 } else { 1900 };
+        parsed.set_year(century + i32::from(of_century))?;
+    }
     let date = Date::try_from(parsed).ok()?;
-    let clock = Time::try_from(parsed).unwrap_or(Time::MIDNIGHT);
+    let clock = match (parsed.hour_24(), parsed.hour_12()) {
+        (None, None) => Time::MIDNIGHT,
+        _ => Time::try_from(parsed).ok()?,
+    };
     let offset = UtcOffset::try_from(parsed).unwrap_or(UtcOffset::UTC);
     Some(in_days(
         PrimitiveDateTime::new(date, clock).assume_offset(offset),

@@ -246,11 +246,19 @@ pub(super) fn parts(
     let place = setup.dir()?;
     let is_folder = kind(place)? == Kind::Folder;
     let named = |key: &str| {
-        let path = |name| match is_folder {
+        let Some(name) = setup.text(key)? else {
+            return Ok(None);
+        };
+        let below = |part| matches!(part, Component::Normal(_));
+        if !Path::new(name).components().all(below) {
+            return Err(InputError::Invalid(format!(
+                "`data.options.{key}` is {name:?}; name a file in the folder of the data"
+            )));
+        }
+        Ok::<_, InputError>(Some(match is_folder {
             true => place.join(name),
             false => place.with_file_name(name),
-        };
-        Ok::<_, InputError>(setup.text(key)?.map(path))
+        }))
     };
     let test = named("test")?;
     let mut training = match named("train")? {

@@ -383,8 +383,12 @@ impl FittedColumn {
             self.rule,
             Rule::Hash { .. } | Rule::Vocabulary { .. } | Rule::Id { .. }
         );
-        texts == matches!(cells, Cells::Texts(_) | Cells::Lists(_))
-            && self.date == matches!(kind, ColumnType::Date { .. })
+        let fits = match cells {
+            Cells::Texts(_) => texts,
+            Cells::Lists(_) => matches!(self.rule, Rule::Id { .. }),
+            Cells::Numbers(_) => !texts,
+        };
+        fits && self.date == matches!(kind, ColumnType::Date { .. })
     }
 
     /// Returns for each cell whether it is missing, if the model is told.

@@ -9,6 +9,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shared_proto::job::MissingLabel;
 
@@ -60,9 +61,17 @@ impl Source for LibSvm {
             let gaps = Gaps::of(setup.settings);
             let skips = setup.settings.missing_label == MissingLabel::Skip && has_labels;
             let is_kept = gaps.clone();
+            let unlabelled = Arc::new(AtomicU64::new(0));
+            let counted = unlabelled.clone();
             let lines = Lines::open(files, size, move |line| {
-                is_sample(line) && !(skips && lacks_label(line, &is_kept))
+                let is_left_out = skips && is_sample(line) && lacks_label(line, &is_kept);
+                counted.fetch_add(is_left_out.into(), Relaxed);
+                is_sample(line) && !is_left_out
             })?;
+            let unlabelled = unlabelled.load(Relaxed);
+            if unlabelled > 0 {
+                tracing::warn!("{unlabelled} samples without a label are left out");
+            }
             Ok::<_, InputError>(TextFiles::new(lines, move |text, samples| {
                 Samples::parse(text, samples, has_labels.then_some(&gaps))
             }))

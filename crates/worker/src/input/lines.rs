@@ -16,7 +16,7 @@ use super::table::{Numbers, Rows};
 const PIECE: u64 = 1 << 20;
 
 /// The bytes with which some editors begin a file of UTF-8. They are no part of its first line.
-const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
+pub(super) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
 
 /// Returns whether a line has a sample.
 type IsSample = Box<dyn Fn(&[u8]) -> bool + Send + Sync>;

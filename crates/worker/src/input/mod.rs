@@ -13,7 +13,7 @@
 //! - `files`: where files are, and their bytes; `remote`: those in object stores; `archive`: those in zip archives; `held_out`: samples that are held out of them; `place`: a place in a file
 //! - `chunks`: files that are read in parts; `stream`: samples that are read anew in each pass; `lines`: files of text
 //! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitting`: how they are fitted to the training
-//!   samples, and `fitted`: the result; `value`: a cell in its file's type; `texts`, `hash`, `date`: cells as categories, ids and dates
+//!   samples, and `fitted`: the result; `survey`: what columns look like; `value`: a cell in its file's type; `texts`, `hash`, `date`: cells as categories, ids and dates
 //! - `classes`: samples in a file or a folder for each class; `target`: labels
 //! - `error`: the errors of all of these
 
@@ -51,13 +51,16 @@ mod remote;
 mod shape;
 mod source;
 mod stream;
+mod survey;
 mod table;
 mod tabular;
 mod target;
 mod texts;
 mod value;
 
-use shared_proto::job::Job;
+use std::path::{Path, PathBuf};
+
+use shared_proto::job::{Data, Job};
 
 /// Returns the cells of columns of a job's data as texts, for samples that are predicted: a row for each sample, in their order.
 ///
@@ -74,6 +77,33 @@ pub(crate) fn texts(job: &Job, names: &[String]) -> Result<Vec<Vec<String>>, Inp
         "parquet" => parquet::texts(&setup, names),
         kind => Err(InputError::Invalid(format!(
             "data of kind {kind:?} has no columns with names, so none can be copied to the predictions"
+        ))),
+    }
+}
+
+/// Returns the files that a path names, which may be a pattern; none for another kind of place.
+///
+/// # Errors
+/// If nothing matches, or a folder cannot be read.
+pub(crate) fn matching(place: &Path) -> Result<Vec<PathBuf>, InputError> {
+    files::matching(place)
+}
+
+/// Returns what the columns of a table look like, by its first rows.
+///
+/// # Errors
+/// If the data is no table with named columns, or cannot be read.
+pub fn survey(data: &Data) -> Result<Vec<ColumnSurvey>, InputError> {
+    let setup = DataSetup {
+        settings: data,
+        seed: 0,
+        purpose: Purpose::Training,
+    };
+    match data.kind.as_str() {
+        "csv" => csv::survey(&setup),
+        "parquet" => parquet::survey(&setup),
+        kind => Err(InputError::Invalid(format!(
+            "data of kind {kind:?} has no columns with names to describe"
         ))),
     }
 }
@@ -98,4 +128,5 @@ pub use npy::Npy;
 pub use parquet::Parquet;
 pub use random::Random;
 pub use source::{DataSetup, Purpose, Source};
+pub use survey::{ColumnSurvey, Looks};
 pub use target::Target;

@@ -26,12 +26,16 @@ use super::error::InputError;
 use super::files::{self, DataFile, Reader};
 use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
+use super::survey::{self, ColumnSurvey};
 use super::table::{Header, LabelColumn, Numbers, Rows, Table};
 use super::tabular;
 use super::value::Value;
 
 /// The rows of a column that are read at once.
 const ROWS: usize = 1 << 12;
+
+/// The most elements of all lists of a row group.
+const MOST_ELEMENTS: i64 = 1 << 26;
 
 const SECONDS_OF_A_DAY: f64 = 86_400.0;
 
@@ -46,6 +50,14 @@ impl Source for Parquet {
             ParquetFiles::open(setup, paths, labels)
         })
     }
+}
+
+/// Returns what the columns of files look like.
+///
+/// # Errors
+/// If the files cannot be read.
+pub(super) fn survey(setup: &DataSetup) -> Result<Vec<ColumnSurvey>, InputError> {
+    survey::survey(setup, ParquetFiles::open)
 }
 
 /// Returns the cells of these columns of all samples to predict, as texts.
@@ -299,6 +311,16 @@ fn header_of(
             described.max_rep_level() == 1 && leaves.filter(|c| *c == column).count() == 1;
         if !is_list {
             return wrong(column, "is a structure, or has lists in lists");
+        }
+        let groups = opened.metadata().row_groups().iter();
+        if groups
+            .into_iter()
+            .any(|group| group.column(leaf).num_values() > MOST_ELEMENTS)
+        {
+            return wrong(
+                column,
+                "has more elements in a row group than fit in memory; write smaller row groups",
+            );
         }
         if !header.has_lists(column) {
             return wrong(column, "has lists, which can be ids (type = \"id\")");

@@ -79,10 +79,14 @@ pub(super) enum LabelColumn {
     Read,
     /// The column may be missing.
     LeftOut,
+    /// It is a column like others, all of which are read as texts to be looked at.
+    Survey,
 }
 
 struct Named {
     name: String,
+    /// True if a date is read as the text of one.
+    is_surveyed: bool,
     role: Role,
     cells: Cells,
 }
@@ -181,6 +185,7 @@ pub(super) struct Header {
     gaps: Gaps,
     /// True if rows without a label are left out.
     skips_unlabelled: bool,
+    is_surveyed: bool,
 }
 
 impl Header {
@@ -220,6 +225,7 @@ impl Header {
             gaps: Gaps::of(settings),
             skips_unlabelled: settings.missing_label == MissingLabel::Skip
                 && labels == LabelColumn::Read,
+            is_surveyed: labels == LabelColumn::Survey,
         };
         match header.problem(names, settings, labels, known.is_none()) {
             None => Ok(header),
@@ -257,7 +263,13 @@ impl Header {
     /// # Errors
     /// Names the columns of both.
     pub(super) fn check_same(&self, other: &Self, place: &Place) -> Result<(), InputError> {
+        let lists = |header: &Self| -> Vec<bool> {
+            let list = |role: &Role| matches!(role, Role::Input { list: true, .. });
+            header.roles.iter().map(list).collect()
+        };
         match self.names == other.names {
+            true if lists(self) != lists(other) => Err(place
+                .wrong("a column has lists in one file and single values in another".to_owned())),
             true => Ok(()),
             false => Err(place.wrong(format!(
                 "the columns {} were found; {} were expected, as in the first file",
@@ -293,7 +305,9 @@ impl Header {
         let columns = self.names.iter().zip(&self.roles);
         Table {
             rows,
-            columns: columns.map(|(name, role)| Named::new(name, role)).collect(),
+            columns: columns
+                .map(|(name, role)| Named::new(name, role, self.is_surveyed))
+                .collect(),
             label: self.label,
             gaps: self.gaps.clone(),
         }
@@ -357,6 +371,7 @@ impl Table {
     pub(super) fn select(&self, samples: &[u32]) -> Self {
         let column = |column: &Named| Named {
             name: column.name.clone(),
+            is_surveyed: column.is_surveyed,
             role: column.role.clone(),
             cells: column.cells.select(samples),
         };
@@ -452,6 +467,9 @@ impl Header {
             ));
         }
         let is_input = |(_, role): &(&&str, &Role)| matches!(role, Role::Input { .. });
+        if labels == LabelColumn::Survey {
+            return None;
+        }
         let mut inputs = names.iter().zip(&self.roles).filter(is_input).peekable();
         if inputs.peek().is_none() {
             return Some(format!(
@@ -469,6 +487,19 @@ impl Header {
 }
 
 impl Role {
+    /// Returns the role of a column that is read as texts, or as lists of texts.
+    fn surveyed() -> Self {
+        Self::Input {
+            kind: ColumnType::Id {
+                hash: true,
+                seed: 0,
+                separator: None,
+            },
+            given: true,
+            list: false,
+        }
+    }
+
     fn new(name: &str, settings: &Data, labels: LabelColumn) -> Self {
         match settings.columns.get(name) {
             _ if name == settings.label => match labels {
@@ -476,7 +507,9 @@ impl Role {
                     may_lack: settings.missing_label == MissingLabel::Skip,
                 },
                 LabelColumn::LeftOut => Role::Ignored,
+                LabelColumn::Survey => Role::surveyed(),
             },
+            _ if labels == LabelColumn::Survey => Role::surveyed(),
             Some(ColumnType::Ignore {}) => Role::Ignored,
             kind => Role::Input {
                 given: kind.is_some(),
@@ -514,7 +547,7 @@ const MISSING: [&str; 19] = [
     "?", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 ];
 
-/// How gaps are written.
+/// The texts that stand for a missing value.
 #[derive(Clone, Debug)]
 pub(super) struct Gaps(Arc<HashSet<String>>);
 
@@ -543,7 +576,7 @@ impl Gaps {
 }
 
 impl Named {
-    fn new(name: &str, role: &Role) -> Self {
+    fn new(name: &str, role: &Role, is_surveyed: bool) -> Self {
         let cells = match role {
             Role::Input { list: true, .. } => Cells::Lists(Lists::new()),
             Role::Label { .. }
@@ -555,6 +588,7 @@ impl Named {
         };
         Self {
             name: name.to_owned(),
+            is_surveyed,
             role: role.clone(),
             cells,
         }
@@ -583,6 +617,12 @@ impl Named {
                     ));
                 }
             },
+            // Only in a survey: its text is a date.
+            (Role::Input { given: true, .. }, Cells::Texts(texts))
+                if matches!(value, Value::Days(_)) && self.is_surveyed =>
+            {
+                texts.push("1970-01-01", place);
+            }
             (_, Cells::Texts(texts)) => match value.text() {
                 Some(text) => texts.push(&text, place),
                 None => {

@@ -22,6 +22,7 @@ use super::fitting::Fitting;
 use super::held_out::HeldOut;
 use super::memory::InMemory;
 use super::source::{DataSetup, Purpose};
+use super::survey::with_all_lines;
 use super::table::{Cells, LABEL, LabelColumn, Table};
 use super::target::Labels;
 
@@ -79,7 +80,11 @@ pub(super) fn open<C: Chunks<Parsed = Table>>(
         labels: Labels::of(setup.settings.target, false),
         fitting: Fitting::default(),
     };
-    files.open(setup, HeldOut::Random, columns)
+    let opened = files.open(setup, HeldOut::Random, columns);
+    opened.map_err(|error| match setup.purpose {
+        Purpose::Training => with_all_lines(error, setup, |_, paths, labels| cut(paths, labels)),
+        _ => error,
+    })
 }
 
 /// Returns the cells of these columns of all samples to predict, as texts.

@@ -67,7 +67,8 @@ impl Labels {
     pub(super) fn note(&mut self, labels: &Texts) {
         for (text, place) in &labels.texts {
             if let Ok(number) = text.parse::<f64>() {
-                let first = match (number.is_finite(), number.fract() == 0.0) {
+                let is_whole = number_text(text).is_none_or(|text| !text.contains('.'));
+                let first = match (number.is_finite(), is_whole) {
                     (false, _) => Some(&mut self.not_finite),
                     (true, false) => Some(&mut self.fraction),
                     (true, true) => None,
@@ -266,9 +267,7 @@ fn each<T: Copy>(
 
 /// Returns a label that is a whole number, as in `3` or `3.0`.
 fn whole(text: &str) -> Option<u32> {
-    let number: f64 = text.parse().ok()?;
-    let fits = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
-    fits.then_some(number as u32)
+    number_text(text)?.parse().ok()
 }
 
 #[cfg(test)]

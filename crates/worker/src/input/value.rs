@@ -1,5 +1,6 @@
 //! The value of a cell in the type in which its file has it. Values that are equal as numbers have the same text, so that
-//! categories, ids and labels do not depend on the form of a file, and never pass through a floating-point number.
+//! categories, ids and labels do not depend on the form of a file, and never pass through a floating-point number. Booleans of
+//! Parquet are the numbers 0 and 1.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -139,6 +140,9 @@ pub(super) fn number_text(text: &str) -> Option<Cow<'_, str>> {
         return None;
     }
     let is_plain = whole.len() == unsigned.len() && !text.starts_with('+');
+    if unsigned.len() > LONGEST {
+        return None;
+    }
     if is_plain && !(negative && whole == "0") {
         return Some(Cow::Borrowed(text));
     }

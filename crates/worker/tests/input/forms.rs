@@ -304,7 +304,73 @@ fn dates_are_read_as_databases_and_people_write_them() {
     let settings =
         "columns.when = { type = \"date\", transform = \"none\", format = \"%d/%m/%Y\" }";
     let mut dataset = load_forms("csv", "a.csv", text.as_bytes(), settings).unwrap();
+    let short = text.replace("2024", "24");
+    let settings_of_short = settings.replace("%Y", "%y");
+    let mut of_short = load_forms("csv", "a.csv", short.as_bytes(), &settings_of_short).unwrap();
+    assert_eq!(numbers(&mut of_short), numbers(&mut dataset));
     let mut days = numbers(&mut dataset);
     days.sort_by(|a, b| a[0].total_cmp(&b[0]));
     assert_eq!(days, [[19783.0], [19784.0]]);
+}
+
+#[test]
+fn each_file_has_a_form_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.csv"), "x,label\n1,0\n2,1\n").unwrap();
+    std::fs::write(folder.path().join("b.csv"), "x;label\n3;0\n4;1\n").unwrap();
+    let none = "columns.x = { type = \"number\", transform = \"none\" }";
+    let mut dataset = load_place("csv", &folder.path().join("*.csv"), none).unwrap();
+    let mut rows = numbers(&mut dataset);
+    rows.sort_by(|a, b| a[0].total_cmp(&b[0]));
+    assert_eq!(rows, [[1.0], [2.0], [3.0], [4.0]]);
+    // A byte order mark is no part of the first cell, wherever its row comes to lie.
+    for seed in 0..4 {
+        let file = folder.path().join("mark.csv");
+        std::fs::write(&file, "\u{feff}1,0\n2,1\n3,0\n4,1\n").unwrap();
+        let settings = format!(
+            "header = false\nlabel = \"1\"\n{}",
+            none.replace(".x", ".0")
+        );
+        let job = Job::from_toml(&format!("[data]\n{settings}")).unwrap();
+        let data = Data {
+            kind: "csv".to_owned(),
+            dir: Some(file),
+            ..job.data
+        };
+        let mut dataset = load(&data, seed).unwrap();
+        assert_eq!(numbers(&mut dataset).len(), 4);
+    }
+}
+
+#[test]
+fn all_columns_that_need_a_word_are_named_at_once() {
+    let rows: String = (0..80)
+        .map(|i| {
+            format!(
+                "{i},note {i},c{},2024-03-01,{},0.5\n",
+                i % 3,
+                if i == 9 { "NA" } else { "1" }
+            )
+        })
+        .collect();
+    let text = format!("x,note,\"the city\",day,age,label\n{rows}");
+    let error = load_forms("csv", "a.csv", text.as_bytes(), "").unwrap_err();
+    assert_says(
+        &error,
+        &[
+            "line 2",
+            "\"note 0\"",
+            "note = { type = \"ignore\" }\n\"the city\" = { type = \"category\" }\nday = { type = \"date\" }\nage = { type = \"number\", missing = \"mean\" }",
+        ],
+    );
+    assert!(!error.contains("\nx = "), "{error}");
+}
+
+#[test]
+fn files_of_a_data_set_are_in_its_folder() {
+    for name in ["../secret", "/etc/passwd", "a/../../b"] {
+        let settings = format!("options = {{ train = {name:?} }}");
+        let error = load_forms("libsvm", "a.svm", b"0 1:1\n", &settings).unwrap_err();
+        assert_says(&error, &["data.options.train", name]);
+    }
 }
