@@ -1,4 +1,4 @@
-//! The places that a job of somebody else may use.
+//! The places that a submitted job may use.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};

@@ -31,7 +31,7 @@ const MOST_TROUBLES: usize = 256;
 /// The longest wait of a submitted job for a member that can work.
 const QUEUED: Duration = Duration::from_secs(60);
 
-/// The wait of a submitted job whose model no worker can build. Workers of a program that knows the model may be on their way.
+/// The wait of a submitted job whose model no worker can build. Workers that know the model may register within it.
 const REFUSED: Duration = Duration::from_secs(5);
 
 /// The number of members that an error names.

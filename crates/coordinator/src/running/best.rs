@@ -9,8 +9,8 @@ use shared_proto::job::run_dir;
 use storage::Location;
 
 /// Copies the best weights beside the checkpoints at `location` to `dir`, and their record as one of this run. Weights that are better
-/// replace them, as if the run had gone on. Does nothing if there are none, if `dir` has some, or if they were evaluated after the checkpoint,
-/// whose last evaluation was of the pass `evaluated`, from 1.
+/// replace them, as if the run had gone on. Does nothing if there are none, if `dir` has some, or if they were evaluated after the checkpoint.
+/// `evaluated` is the last pass that the checkpoint has an evaluation of, from 1.
 pub(super) async fn carry(
     location: &str,
     dir: &Path,

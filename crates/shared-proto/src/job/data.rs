@@ -178,7 +178,7 @@ pub enum MissingRule {
     Indicator,
 }
 
-/// What becomes of a sample whose label is missing.
+/// The treatment of a sample without a label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MissingLabel {

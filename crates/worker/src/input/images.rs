@@ -278,7 +278,7 @@ impl Shape {
     }
 }
 
-/// Returns how a picture is turned to be shown, as cameras note it. A picture whose note cannot be read is not turned.
+/// Returns the orientation in a picture's EXIF data. An orientation that cannot be read is the upright one.
 fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
     decoder.orientation().unwrap_or(Orientation::NoTransforms)
 }

@@ -1,4 +1,4 @@
-//! What the columns of a table look like, for people who begin with a file.
+//! A survey of the columns of a table: types, gaps, ranges and examples.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
