@@ -1,5 +1,5 @@
 //! The gRPC settings of both ends. With these windows and frames a stream of blocks is as fast as plain TCP;
-//! ARCHITECTURE.md has the figures.
+//! docs/design/data-plane.md has the figures.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};

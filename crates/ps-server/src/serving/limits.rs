@@ -1,5 +1,5 @@
 //! Bounds on the memory of a session, whatever the worker sends: the size of messages, the pulls that wait, and the
-//! number of sessions of a worker. ARCHITECTURE.md ("Memory of a server") has the sum.
+//! number of sessions of a worker. docs/design/server-memory.md has the sum.
 
 use std::collections::HashMap;
 use std::sync::Arc;
