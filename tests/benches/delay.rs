@@ -1,4 +1,4 @@
-//! The cost of 20 ms each way between all roles, and the settings that hide it: the tables of docs/operations.md.
+//! The cost of 20 ms each way between all roles, and the settings that hide it: the table of docs/benchmarks.md.
 
 #![allow(clippy::unwrap_used)]
 

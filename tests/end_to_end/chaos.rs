@@ -1,7 +1,7 @@
 //! `flambeau train` while processes of every role are killed, one after another.
 //!
-//! A longer run by hand is `FLAMBEAU_TEST_KILLS=200 FLAMBEAU_TEST_CHAOS_DATA=mnist cargo test --workspace
-//! chaos -- --nocapture`, which prints the time in which each role came back.
+//! A longer run by hand is `FLAMBEAU_TEST_SLOW=1 FLAMBEAU_TEST_KILLS=200 FLAMBEAU_TEST_CHAOS_DATA=mnist
+//! cargo test --workspace chaos -- --nocapture`, which prints the time in which each role came back.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
