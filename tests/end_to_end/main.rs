@@ -9,7 +9,7 @@ mod buckets;
 mod calls;
 mod chaos;
 mod command_line;
-mod damaged_state;
+mod damaged;
 mod data;
 mod devices;
 mod evaluator;

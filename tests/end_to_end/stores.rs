@@ -365,6 +365,25 @@ fn a_full_store_is_named_and_gone_on_with_once_it_has_room() {
     verify(&location);
 }
 
+#[test]
+fn a_job_that_shall_not_wait_for_room_ends_with_the_reason() {
+    let Some(disk) = SmallDisk::mount(1024) else {
+        return;
+    };
+    let location = disk.path().join("checkpoints");
+    let job = format!(
+        "{LARGE}[checkpoint]\nlocation = \"{}\"\non_full_disk = \"stop\"\n",
+        location.display()
+    );
+    let mut cluster = Cluster::start(program(), &job, 2);
+    cluster.add_worker(&[]);
+    for daemon in [&mut cluster.coordinator, &mut cluster.workers[0]] {
+        assert!(!daemon.wait().success(), "{}", daemon.log());
+        let log = daemon.log();
+        assert!(log.contains("there is no room for a checkpoint"), "{log}");
+    }
+}
+
 /// Other files fill the disk of the run directory while the job trains. The coordinator continues and ends well.
 #[test]
 fn a_coordinator_on_a_full_disk_goes_on_to_the_end() {

@@ -13,6 +13,7 @@ pub mod relay;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use daemon::Ready;
@@ -63,6 +64,17 @@ impl Daemon {
         arguments: &[&str],
         env: &[(&str, &str)],
     ) -> Self {
+        let started = Self::try_start(program, log, arguments, env);
+        started.unwrap_or_else(|said| panic!("{arguments:?}: {said}"))
+    }
+
+    /// Starts a process and waits until it prints its addresses. Returns what it says if it ends before.
+    pub fn try_start(
+        program: &Program,
+        log: PathBuf,
+        arguments: &[&str],
+        env: &[(&str, &str)],
+    ) -> Result<Self, String> {
         let mut child = program
             .command(arguments)
             .envs(env.iter().copied())
@@ -75,9 +87,14 @@ impl Daemon {
         BufReader::new(child.stdout.take().unwrap())
             .read_line(&mut line)
             .unwrap();
-        let ready = Ready::parse(line.trim_end());
-        let ready = ready.unwrap_or_else(|| panic!("{arguments:?} says {line:?}; {}", read(&log)));
-        Self { child, ready, log }
+        match Ready::parse(line.trim_end()) {
+            Some(ready) => Ok(Self { child, ready, log }),
+            None => {
+                let _ = child.kill();
+                let status = child.wait().unwrap();
+                Err(format!("{status}, {line:?}: {}", read(&log)))
+            }
+        }
     }
 
     /// Returns its address, as host:port.
@@ -202,10 +219,18 @@ pub fn children(process: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Returns an address of this machine with a port that is free.
+/// Returns an address of this machine with a port that is free. It is below those that the system gives to a process that asks for
+/// any port, so it stays free until it is used.
 pub fn free_address() -> String {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    port.local_addr().unwrap().to_string()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16;
+    loop {
+        let next = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let address = format!("127.0.0.1:{}", 20_000 + next % 12_000);
+        if std::net::TcpListener::bind(&address).is_ok() {
+            return address;
+        }
+    }
 }
 
 /// Waits until something holds.

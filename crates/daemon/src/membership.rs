@@ -352,7 +352,7 @@ async fn follow(
         let view = View::read(view, &workers)?;
         workers.clone_from(&view.workers);
         sender.send_if_modified(|current| {
-            let newer = view.number > current.number;
+            let newer = view.number > current.number || view.is_older_than(current);
             if newer {
                 *current = view;
             }

@@ -52,14 +52,14 @@ pub enum PsError {
         /// The worker that the missing gradient is from.
         task: Task,
     },
-    /// The coordinator knows fewer steps than the shard holds.
+    /// The coordinator has persisted fewer changes of its state than it had when this server followed it before.
     #[error(
-        "this shard holds step {held} of the job, and the coordinator knows no step after {known}: it has started with an older copy of its state"
+        "the coordinator has started with an older copy of its state: the copy has {known} changes, and this server has followed {held}. Put the newer files back, or start the coordinator with --restore RUN_DIR and another --run-dir, which goes on from the newest checkpoint"
     )]
-    WentBack {
-        /// The newest step of the shard.
+    OlderState {
+        /// The number of changes at the newest view that this server has followed.
         held: u64,
-        /// The newest step that the coordinator knows.
+        /// The number of changes that the coordinator knows.
         known: u64,
     },
     /// The folder for rows beyond the limit on memory cannot be used.
@@ -84,7 +84,7 @@ impl PsError {
                 | Self::Checkpoint(_)
                 | Self::Diverged { .. }
                 | Self::RowsLost(_)
-                | Self::WentBack { .. }
+                | Self::OlderState { .. }
         )
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
+use parking_lot::Mutex;
 use shared_proto::security::Security;
 use shared_proto::wire::WorkerFailure;
 use tokio_util::sync::CancellationToken;
@@ -68,6 +69,7 @@ impl Server {
                 open: parts.checkpoints,
                 readiness: parts.readiness,
                 drain: parts.drain,
+                followed: Mutex::default(),
             },
             running,
             stop,
@@ -106,6 +108,9 @@ impl Server {
                 Some(error @ PsError::Checkpoint(_)) => {
                     let failure = WorkerFailure::Checkpoints;
                     membership.leave_because(failure, &error.to_string()).await;
+                }
+                Some(error @ PsError::OlderState { .. }) => {
+                    membership.leave(Some(&error.to_string())).await;
                 }
                 _ => membership.leave(None).await,
             }

@@ -38,6 +38,9 @@ pub struct View {
     pub run: RunNumber,
     /// The factor of the learning rate that the job's `plateau` has led to. In sync mode it changes between two steps alone.
     pub learning_rate_factor: f64,
+    /// The number of changes of the coordinator's state that were persisted when it published this view; 0 if it is unknown. It never
+    /// falls within a run.
+    pub persisted: u64,
 }
 
 /// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
@@ -79,6 +82,7 @@ impl Default for View {
             checkpoint: None,
             run: RunNumber::default(),
             learning_rate_factor: 1.0,
+            persisted: 0,
         }
     }
 }
@@ -101,6 +105,12 @@ pub fn learning_rate_factor(factor: Option<f64>) -> Result<f64, Refusal> {
 }
 
 impl View {
+    /// Returns whether the coordinator has persisted fewer changes of this run than it had when it published an earlier view: it has
+    /// started with an older copy of its state.
+    pub fn is_older_than(&self, earlier: &Self) -> bool {
+        self.run == earlier.run && self.persisted > 0 && self.persisted < earlier.persisted
+    }
+
     /// Returns whether the job has ended, well or not.
     pub fn ended(&self) -> bool {
         matches!(self.phase, JobPhase::Done | JobPhase::Failed)
@@ -168,6 +178,7 @@ impl View {
             run: self.run.0,
             learning_rate_factor: Some(self.learning_rate_factor),
             same_workers: false,
+            persisted: self.persisted,
         }
     }
 
@@ -206,6 +217,7 @@ impl View {
             }),
             run: RunNumber(view.run),
             learning_rate_factor: learning_rate_factor(view.learning_rate_factor)?,
+            persisted: view.persisted,
         })
     }
 }
@@ -304,6 +316,7 @@ mod tests {
             }),
             run: RunNumber(7),
             learning_rate_factor: 0.1,
+            persisted: 12,
         };
         assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
     }

@@ -318,6 +318,8 @@ impl Cluster {
             checkpoint: self.saving.order(),
             run: self.durable.run.number,
             learning_rate_factor: self.learning_rate_factor(),
+            // Set when the view is published.
+            persisted: 0,
         }
     }
 

@@ -41,6 +41,14 @@ pub(crate) enum Record {
         failure: String,
         reason: String,
     },
+    /// The coordinator has started again with a state that lacks steps which this worker had finished. Splits that it had not
+    /// finished may be trained again.
+    Forgotten {
+        #[serde(with = "number")]
+        seconds: f64,
+        task: String,
+        steps: u64,
+    },
     /// A failed job is resumed.
     TakenUp {
         #[serde(with = "number")]

@@ -11,6 +11,7 @@ use shared_proto::wire;
 
 use super::Cluster;
 use super::admission::{not_leased, out_of_order};
+use super::record::Record;
 use super::times::Times;
 
 /// The weight of the newest step in the moving average of a worker's rate.
@@ -188,6 +189,8 @@ impl Cluster {
             recent.loss_sum += request.loss_sum;
         }
         self.may_persist();
+        let more = with_gradients.saturating_sub(request.skipped);
+        self.record_forgotten(now, origin, request.pushes, more);
         self.change_progress(origin.task.id, |work| {
             work.finished = origin.sequence;
             work.uncertain = false;
@@ -196,7 +199,6 @@ impl Cluster {
             work.steps = work.steps.saturating_add(request.steps);
             // A restarted coordinator may have forgotten some pushes.
             let told = request.pushes.min(origin.clock.0);
-            let more = with_gradients.saturating_sub(request.skipped);
             work.pushes = told.max(work.pushes.saturating_add(more));
             if request.samples > 0 {
                 work.loss = request.loss_sum / with_gradients.max(1) as f64;
@@ -212,6 +214,27 @@ impl Cluster {
             if let Some(times) = &request.times {
                 work.times.add(&Times::from(times));
             }
+        });
+    }
+
+    /// After a restart of the coordinator: records how many steps of a worker its state lacks. The state of other modes than sync
+    /// may be a moment older than the last answers; if it is an older copy, there are many.
+    fn record_forgotten(&mut self, now: Instant, origin: &Origin, told: u64, more: u64) {
+        let task = origin.task;
+        let Some(work) = self.member(task.id).map(|member| &member.progress) else {
+            return;
+        };
+        let steps = told
+            .min(origin.clock.0)
+            .saturating_sub(work.pushes.saturating_add(more));
+        if !work.uncertain || steps == 0 {
+            return;
+        }
+        tracing::warn!(%task, steps, "this coordinator has started again with a state that lacks steps of a worker");
+        self.records.push_back(Record::Forgotten {
+            seconds: self.seconds(now),
+            task: task.to_string(),
+            steps,
         });
     }
 

@@ -202,13 +202,7 @@ impl Cluster {
             return;
         }
         let named = names(&troubles);
-        let (limit, advice) = match self.turn {
-            Turn::Submitted => ("", "submit the job again"),
-            Turn::Alone | Turn::First => (
-                " (cluster.stall_seconds)",
-                "start the coordinator again on its run directory, then the job goes on from its newest checkpoint",
-            ),
-        };
+        let (limit, advice) = self.way_on();
         let (which, needs) = match needed {
             1 => ("no worker".to_owned(), String::new()),
             _ => (
@@ -278,7 +272,7 @@ impl Cluster {
         self.fail(now, error);
     }
 
-    /// Fails a submitted job that waits for servers which cannot work, once they have had time to try again.
+    /// Fails a job that waits for servers which cannot work, once they have had time to try again.
     pub(super) fn fail_without_servers(&mut self, now: Instant) {
         let served = self.map().is_some() && self.orphans().next().is_none();
         let since = self.instants.no_servers_since.unwrap_or(now);
@@ -287,7 +281,7 @@ impl Cluster {
         let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < patience;
         let troubles = self.durable.unable.of(Role::Ps);
         let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
-        if self.turn != Turn::Submitted || self.ended() || served || troubles.is_empty() {
+        if self.ended() || served || troubles.is_empty() {
             self.instants.no_servers_since = None;
             return;
         }
@@ -295,12 +289,25 @@ impl Cluster {
         if now.duration_since(since) < patience {
             return;
         }
+        let (limit, advice) = self.way_on();
         let error = format!(
-            "parameter servers could not work for {} s; remove the cause and submit the job again: {}",
+            "parameter servers could not work for {} s{limit}; remove the cause and {advice}: {}",
             patience.as_secs_f64(),
             names(&troubles)
         );
+        self.durable.unable.failed = true;
         self.fail(now, error);
+    }
+
+    /// Returns the setting that limits how long a job waits for members that cannot work, and the way on afterwards.
+    fn way_on(&self) -> (&'static str, &'static str) {
+        match self.turn {
+            Turn::Submitted => ("", "submit the job again"),
+            Turn::Alone | Turn::First => (
+                " (cluster.stall_seconds)",
+                "start the coordinator again on its run directory, then the job goes on from its newest checkpoint",
+            ),
+        }
     }
 
     /// Returns a semicolon and the servers that cannot work with their reasons, to be appended to a message; empty if there are none.
@@ -319,8 +326,8 @@ impl Cluster {
         }
     }
 
-    /// Returns whether the job has failed because no worker could work.
-    pub(crate) fn failed_without_workers(&self) -> bool {
+    /// Returns whether the job has failed because members were missing or could not work.
+    pub(crate) fn failed_without_members(&self) -> bool {
         self.durable.outcome.phase == JobPhase::Failed && self.durable.unable.failed
     }
 

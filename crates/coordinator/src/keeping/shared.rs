@@ -326,6 +326,7 @@ impl Shared {
             let newer = view.number > current.number;
             if newer {
                 current.clone_from(view);
+                current.persisted = self.state.changes();
             }
             newer
         });

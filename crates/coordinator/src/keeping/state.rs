@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -23,6 +24,8 @@ const ENCODED_FOR_ONE_WRITTEN: usize = 4;
 /// The coordinator's state, as it is persisted.
 pub(crate) struct State {
     rows: Mutex<Box<dyn RowStore>>,
+    /// The number of changes that are persisted. It can be read while others are written.
+    changes: AtomicU64,
 }
 
 /// Returns whether a coordinator is at work in a run directory.
@@ -77,6 +80,7 @@ impl State {
 
     fn of(log: Log) -> Self {
         Self {
+            changes: AtomicU64::new(log.changes()),
             rows: Mutex::new(Box::new(log)),
         }
     }
@@ -99,7 +103,13 @@ impl State {
         let (changes, encoded) = differences(rows.rows(), durable)?;
         let written: usize = changes.set.iter().map(|(_, value)| value.len()).sum();
         rows.write(changes)?;
+        self.changes.store(rows.changes(), Ordering::Release);
         Ok(written + encoded / ENCODED_FOR_ONE_WRITTEN)
+    }
+
+    /// Returns the number of changes that were persisted since the run began.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Gives up the room that is reserved for later changes, because the job has ended.

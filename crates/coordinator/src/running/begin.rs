@@ -168,7 +168,7 @@ pub(crate) async fn begin(
     let now = tokio::time::Instant::now().into_std();
     let resumes = match wish.resume {
         Resume::Nothing => false,
-        Resume::Unable => cluster.failed_without_workers(),
+        Resume::Unable => cluster.failed_without_members(),
         Resume::Failed => true,
     };
     if resumes {
@@ -256,17 +256,29 @@ async fn start(
     Ok(cluster.with_checkpoints(keeping.place(), next))
 }
 
-fn go_on(job: Job, dir: &Path, saved: Durable) -> Result<Cluster, CoordinatorError> {
+/// Returns whether a persisted job is this one. A run directory may have been moved. Parsed jobs are compared, because another release
+/// may write other settings into the text.
+pub(crate) fn is_same(job: &Job, persisted: &str) -> bool {
+    Job::from_toml(persisted).is_ok_and(|persisted| {
+        let run_dir = job.run_dir.clone();
+        *job == Job {
+            run_dir,
+            ..persisted
+        }
+    })
+}
+
+fn go_on(job: Job, dir: &Path, mut saved: Durable) -> Result<Cluster, CoordinatorError> {
     let other = |what: String| CoordinatorError::OtherRun {
         dir: dir.to_owned(),
         what,
     };
-    // Compares the parsed jobs, because another release may write other settings into the text.
-    if Job::from_toml(&saved.run.job_toml).ok().as_ref() != Some(&job) {
+    if !is_same(&job, &saved.run.job_toml) {
         return Err(other(
             "is that of a job with other settings; give another --run-dir, or the settings that it has in its job.toml".to_owned(),
         ));
     }
+    saved.run.job_toml = job.to_toml();
     let now = tokio::time::Instant::now().into_std();
     Ok(Cluster::resume(job, saved, now))
 }

@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::begin::Resume;
+use super::begin::{Resume, is_same};
 use super::error::CoordinatorError;
 use super::job::{Beginning, PERSIST_AGAIN, Work, persist_end};
 use super::settings::Settings;
@@ -181,7 +181,7 @@ impl LongLived<'_> {
         match self.queue.given() {
             None => self.queue.begin_with(given).await?,
             Some(known) => {
-                let same_job = Job::from_toml(&known.job_toml).ok().as_ref() == Some(&given.job);
+                let same_job = is_same(&given.job, &known.job_toml);
                 let same = same_job && known.restore == given.restore;
                 if !same && !self.has_run(&known).map_err(Unprepared::Other)? {
                     self.queue.replace(given).await?;

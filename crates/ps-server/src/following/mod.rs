@@ -18,6 +18,7 @@ use checkpoint::{CheckpointError, Store as Checkpoints};
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use parking_lot::Mutex;
 use shared_proto::ids::{Epoch, Generation, RunNumber};
 use shared_proto::task;
 use shared_proto::view::{JobPhase, View};
@@ -58,6 +59,8 @@ pub(crate) struct Follower {
     pub(crate) readiness: Readiness,
     /// Cancelled when the process is to stop. A checkpoint with all updates of the shard is written first.
     pub(crate) drain: CancellationToken,
+    /// The view of this run that was followed last, under any registration.
+    pub(crate) followed: Mutex<View>,
 }
 
 /// The state of one registration.
@@ -250,6 +253,16 @@ impl Follower {
             self.readiness.set(true);
             return Ok(());
         }
+        {
+            let mut followed = self.followed.lock();
+            if view.is_older_than(&followed) {
+                return Err(PsError::OlderState {
+                    held: followed.persisted,
+                    known: view.persisted,
+                });
+            }
+            followed.clone_from(&view);
+        }
         if view.epoch > registered.looked_up {
             self.readiness.set(false);
             let map = fetch_map(registered.membership).await?;
@@ -277,10 +290,6 @@ impl Follower {
         let not_committed = |why| match why {
             NotCommitted::NotStaged(task) => PsError::Diverged { step, task },
             NotCommitted::RowsLost(lost) => PsError::RowsLost(lost.to_string()),
-            NotCommitted::WentBack(held) => PsError::WentBack {
-                held: held.0,
-                known: step,
-            },
         };
         let (shard, store) = (Arc::clone(&self.shard), registered.store.clone());
         let mut snapshot = shard.begin_snapshot(&view, store.as_deref());

@@ -56,8 +56,7 @@ impl Shard {
     /// that of the view's epoch.
     ///
     /// # Errors
-    /// If the shard lacks a committed gradient, so that its weights would not be the job's, has lost rows, or has committed steps that the
-    /// coordinator does not know.
+    /// If the shard lacks a committed gradient, so that its weights would not be the job's, or has lost rows.
     pub(crate) fn follow(
         &self,
         mut view: View,
@@ -69,14 +68,6 @@ impl Shard {
             if same.is_some_and(|before| Arc::ptr_eq(&before.blocks, &store.blocks)) {
                 // A coordinator that has started again may not know how far workers have come.
                 view.min_clock = view.min_clock.max(before.view.min_clock);
-            }
-            // The steps of an epoch only grow.
-            let held = store.blocks.committed.lock().as_ref().map(|held| held.step);
-            let known = view.commit.as_ref().map(|commit| commit.step);
-            if let Some(held) = held.filter(|_| view.epoch == store.map.epoch)
-                && known < Some(held)
-            {
-                return Err(NotCommitted::WentBack(held));
             }
             let new = |commit: &&Commit| match planted!(CommitsAgain) {
                 true => before.view.commit.as_ref() != Some(*commit),

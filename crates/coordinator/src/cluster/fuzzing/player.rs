@@ -321,7 +321,7 @@ impl Player {
             before,
             "resumed as something else"
         );
-        if resume_failed || self.cluster.failed_without_workers() {
+        if resume_failed || self.cluster.failed_without_members() {
             self.cluster.resume_failed(self.now);
             self.begin(0);
         }

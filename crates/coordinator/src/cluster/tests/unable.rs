@@ -85,7 +85,7 @@ fn a_job_fails_once_no_worker_could_work_for_the_stall_time() {
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Starting);
     scene.cannot_work(third);
     scene.live_on(1);
-    assert!(scene.cluster.failed_without_workers());
+    assert!(scene.cluster.failed_without_members());
     let error = scene.cluster.status(scene.now).error;
     assert!(
         error.contains("worker-0: /data has no train-images"),
@@ -113,7 +113,7 @@ fn a_failed_job_is_taken_up_again() {
     assert_eq!(server.id.role, Role::Ps);
     scene.cannot_work(tasks[0]);
     scene.live_on(61);
-    assert!(scene.cluster.failed_without_workers());
+    assert!(scene.cluster.failed_without_members());
     let leave = wire::LeaveRequest::default();
     scene.cluster.leave(scene.now, server, &leave);
     let done = scene.cluster.done();
@@ -125,7 +125,7 @@ fn a_failed_job_is_taken_up_again() {
         },
         0,
     );
-    assert!(scene.cluster.failed_without_workers());
+    assert!(scene.cluster.failed_without_members());
     scene.cluster.resume_failed(scene.now);
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
     assert_eq!(scene.cluster.done(), done);
@@ -194,7 +194,7 @@ fn a_pause_of_the_coordinator_does_not_shorten_the_time_to_try_again() {
     scene.live_on(9);
     assert!(!scene.cluster.ended());
     scene.live_on(2);
-    assert!(scene.cluster.failed_without_workers());
+    assert!(scene.cluster.failed_without_members());
 }
 
 #[test]
@@ -232,10 +232,10 @@ fn an_error_names_three_workers_and_counts_the_others() {
 #[test]
 fn only_a_job_that_failed_for_want_of_workers_says_so() {
     let (mut scene, _) = Scene::training(Mode::Async, 1);
-    assert!(!scene.cluster.failed_without_workers());
+    assert!(!scene.cluster.failed_without_members());
     assert_eq!(scene.cluster.how_it_ended(), "well");
     scene.cluster.fail(scene.now, "no power".to_owned());
-    assert!(!scene.cluster.failed_without_workers());
+    assert!(!scene.cluster.failed_without_members());
     assert_eq!(scene.cluster.how_it_ended(), "no power");
 }
 
@@ -246,7 +246,7 @@ fn a_job_that_failed_before_its_training_began_is_taken_up_before_it() {
     let worker = scene.join(Role::Worker, "w");
     scene.cannot_work(worker);
     scene.live_on(62);
-    assert!(scene.cluster.failed_without_workers());
+    assert!(scene.cluster.failed_without_members());
     scene.cluster.resume_failed(scene.now);
     assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Starting);
     assert_eq!(scene.cluster.seconds(scene.now), 0.0);
@@ -386,7 +386,7 @@ fn a_job_that_waits_for_members_fails_after_the_stall_time_out() {
             assert!(error.contains(part), "{turn:?}: {error}");
         }
         // The next start of a coordinator resumes it.
-        assert!(scene.cluster.failed_without_workers());
+        assert!(scene.cluster.failed_without_members());
     }
 }
 

@@ -251,6 +251,14 @@ fn remark(record: &Record) -> Option<(f64, String)> {
             reason,
             ..
         } => (*seconds, format!("{task} cannot work: {reason}")),
+        Record::Forgotten {
+            seconds,
+            task,
+            steps,
+        } => (
+            *seconds,
+            format!("the coordinator started again without {steps} steps of {task}"),
+        ),
         Record::TakenUp { seconds, error } => (*seconds, format!("resumed after: {error}")),
         Record::Restored {
             seconds,

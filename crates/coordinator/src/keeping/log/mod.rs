@@ -65,6 +65,9 @@ pub(crate) trait RowStore: Send {
     /// If they cannot be written. They are not made then.
     fn write(&mut self, changes: RowChanges) -> Result<(), StateError>;
 
+    /// Returns the number of changes that were persisted since the store was created. It never falls.
+    fn changes(&self) -> u64;
+
     /// Gives up room that is reserved for later changes.
     fn release(&mut self);
 }
@@ -96,7 +99,22 @@ impl Log {
     pub(crate) fn open(path: &Path, room: usize) -> Result<Self, StateError> {
         refuse_earlier(path)?;
         let files = Files::open(path).map_err(opened_elsewhere)?;
-        Self::over(Box::new(files), path, room)
+        let log = Self::over(Box::new(files), path, room)?;
+        log.check_beginning(path)?;
+        Ok(log)
+    }
+
+    /// Refuses files that have lost all their content.
+    fn check_beginning(&self, path: &Path) -> Result<(), StateError> {
+        // The file of the second generation is made after the first change is confirmed.
+        let file = LogFile::Even.path(path);
+        match self.generation == 0 && file.exists() {
+            true => Err(StateError::Damaged {
+                file,
+                what: "changes were confirmed, and none is left in any of the files".to_owned(),
+            }),
+            false => Ok(()),
+        }
     }
 
     /// Reads the log at a path, if there is one that no process has open. Changes nothing.
@@ -109,6 +127,7 @@ impl Log {
             return Ok(None);
         };
         let log = Self::over(Box::new(files), path, 0)?;
+        log.check_beginning(path)?;
         Ok(Some(log.rows))
     }
 
@@ -277,6 +296,10 @@ impl RowStore for Log {
         self.write_snapshot(&rows)?;
         self.rows = rows;
         Ok(())
+    }
+
+    fn changes(&self) -> u64 {
+        self.number
     }
 
     fn release(&mut self) {

@@ -137,8 +137,6 @@ pub(crate) enum NotCommitted {
     NotStaged(Task),
     /// A block has lost rows.
     RowsLost(RowsLost),
-    /// The shard has committed this step, which is later than all that the coordinator knows.
-    WentBack(Clock),
 }
 
 impl From<RowsLost> for NotCommitted {

@@ -121,7 +121,7 @@ fn a_job_fails_once_too_few_workers_can_work() {
     rings.scene.pass(55, &left);
     assert!(!rings.scene.cluster.ended());
     rings.scene.pass(10, &left);
-    assert!(rings.scene.cluster.failed_without_workers());
+    assert!(rings.scene.cluster.failed_without_members());
     let error = rings.scene.cluster.status(rings.scene.now).error;
     let few = "fewer than 2 workers could work for 60 s (cluster.stall_seconds), and a stage group needs 2 (strategy.stage_workers)";
     assert!(

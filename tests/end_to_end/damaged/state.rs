@@ -1,6 +1,6 @@
-//! The state of a coordinator is damaged between two starts. The next start fails with an error, or has all changes that were confirmed.
+//! The state of a coordinator.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tests::{Cluster, Daemon, eventually, free_address};
 
+use super::{contents, damage, damages, put_back};
 use crate::program;
-
-/// Random damages, unless `FLAMBEAU_TEST_DAMAGES` gives another number.
-const DAMAGES: u64 = 12;
 
 fn job(mode: &str) -> String {
     format!(
@@ -31,55 +29,10 @@ every_steps = 40
     )
 }
 
-/// Damages one of the files of a state. Returns what was done.
-fn damage(run: &Path, rng: &mut ChaCha8Rng, older: &[Vec<u8>; 3]) -> String {
-    let names = [
-        "coordinator.state",
-        "coordinator.state.0",
-        "coordinator.state.1",
-    ];
-    let file = rng.random_range(0..names.len());
-    let path = run.join(names[file]);
-    let mut content = std::fs::read(&path).unwrap();
-    let used = content.iter().rposition(|byte| *byte != 0).unwrap_or(0) + 1;
-    let at = rng.random_range(0..used);
-    let what = match rng.random_range(0..6) {
-        0 | 1 => {
-            content[at] ^= 1 << rng.random_range(0..8);
-            format!("a bit of byte {at} is flipped")
-        }
-        2 => {
-            content.truncate(at);
-            format!("cut to {at} bytes")
-        }
-        3 => {
-            let end = (at + 512).min(used);
-            let block = content[at..end].to_vec();
-            content.splice(at..at, block);
-            format!("a block at {at} is doubled")
-        }
-        4 => {
-            content.drain(at..(at + 512).min(used));
-            format!("a block at {at} is missing")
-        }
-        _ => {
-            content.clone_from(&older[file]);
-            "replaced by an older copy".to_owned()
-        }
-    };
-    std::fs::write(&path, content).unwrap();
-    format!("{}: {what}", names[file])
-}
-
-fn state(run: &Path) -> [Vec<u8>; 3] {
+fn files(run: &Path) -> Vec<PathBuf> {
     ["", ".0", ".1"]
-        .map(|end| std::fs::read(run.join(format!("coordinator.state{end}"))).unwrap_or_default())
-}
-
-fn restore(run: &Path, state: &[Vec<u8>; 3]) {
-    for (end, content) in ["", ".0", ".1"].into_iter().zip(state) {
-        std::fs::write(run.join(format!("coordinator.state{end}")), content).unwrap();
-    }
+        .map(|end| run.join(format!("coordinator.state{end}")))
+        .to_vec()
 }
 
 /// Returns how far the job has come, as a coordinator says; its error if it refuses to start.
@@ -115,8 +68,6 @@ fn progress(run: &Path, file: &Path, address: &str) -> Result<String, String> {
 
 #[test]
 fn a_damaged_state_is_refused_or_whole_and_the_checkpoints_lead_on() {
-    let damages = std::env::var("FLAMBEAU_TEST_DAMAGES");
-    let damages = damages.map_or(DAMAGES, |damages| damages.parse().unwrap());
     let mut rng = ChaCha8Rng::seed_from_u64(7);
     let (mut refused, mut whole) = (0, 0);
     for mode in ["sync", "async"] {
@@ -125,19 +76,20 @@ fn a_damaged_state_is_refused_or_whole_and_the_checkpoints_lead_on() {
         let run = cluster.run_dir();
         let steps = |cluster: &Cluster| cluster.status()["steps"].as_u64().unwrap_or(0);
         eventually(|| steps(&cluster) > 30);
-        let older = state(&run);
+        let older = contents(&files(&run));
         eventually(|| steps(&cluster) > 150);
         cluster.coordinator.kill();
         cluster.ps.clear();
         cluster.workers.clear();
-        let confirmed = state(&run);
+        let confirmed = contents(&files(&run));
         let file = run.parent().unwrap().join("given.toml");
         let address = free_address();
         let expected = progress(&run, &file, &address).unwrap();
         let mut last = String::new();
-        for _ in 0..damages {
-            restore(&run, &confirmed);
-            let what = damage(&run, &mut rng, &older);
+        for _ in 0..damages(12) {
+            put_back(&confirmed);
+            let (path, older) = &older[rng.random_range(0..older.len())];
+            let what = damage(path, older.as_deref(), &mut rng);
             match progress(&run, &file, &address) {
                 Ok(found) => {
                     whole += 1;
@@ -155,7 +107,7 @@ fn a_damaged_state_is_refused_or_whole_and_the_checkpoints_lead_on() {
             }
         }
         // All three files are an older copy: a checkpoint has been written since.
-        restore(&run, &older);
+        put_back(&older);
         let error = progress(&run, &file, &address).unwrap_err();
         assert!(error.contains("older copy"), "{mode}: {error}");
         println!("{mode}: {last}");
