@@ -381,8 +381,9 @@ fn train_in_a_loop(job: &Job, name: &'static str, file: &std::path::Path) {
             let mut parts = Vec::new();
             for place in [start, start + batch] {
                 let (from, to) = (place.min(count), (place + batch).min(count));
-                let read =
-                    |data: &mut Box<dyn Samples>| data.read(order, from..to, &Device::Cpu).unwrap();
+                let read = |data: &mut Box<dyn Samples>| {
+                    Batch::of_samples(data.read(order, from..to).unwrap(), &Device::Cpu).unwrap()
+                };
                 parts.push((from < to).then(|| read(&mut data.training)));
             }
             let step = |replica: &mut flambeau::Replica<'_, Linear>| {

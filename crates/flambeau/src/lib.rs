@@ -155,7 +155,7 @@ pub use worker::finder::{LearningRateCurve, RangeError, RatePoint, RateRange};
 #[doc(inline)]
 pub use worker::input::{
     Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,
-    Signature, Source, Values,
+    Signature, Source, ValueType, Values,
 };
 #[doc(inline)]
 pub use worker::loops::{

@@ -4,7 +4,7 @@
 //! - [`run`]: the process
 //! - `member`: registers and joins by the job's strategy; `trainer`: asks for work
 //! - `step`: one training step: input, pull, compute, push; `unfinished`: the step with an unacknowledged push
-//! - [`input`], [`shuffle`]: the data and its order
+//! - [`input`]: samples of the crate `data` become batches
 //! - [`strategy`]: where weights come from and gradients go to; `strategy/parameter_server` is the one that ships
 //! - [`replica`]: the model on its own thread
 //! - [`model`], [`models`], [`registry`]: the interface of models, those that ship, and those that a job can name
@@ -39,7 +39,6 @@ pub mod registry;
 pub mod replica;
 mod reporter;
 mod run;
-pub mod shuffle;
 mod step;
 pub mod strategy;
 pub mod tables;
@@ -50,6 +49,7 @@ mod trouble;
 mod unfinished;
 pub mod variables;
 
+pub use data::shuffle;
 pub use error::WorkerError;
 pub use run::{Settings, run};
 pub use trouble::cannot_work;

@@ -10,9 +10,9 @@ use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use nn::{autocast, backward};
 use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 
-use crate::input::{
-    Dataset, Fitted, InMemory, InputError, Order, Purpose, Samples, read, save_transforms,
-};
+use data::save_transforms;
+
+use crate::input::{Dataset, Fitted, InMemory, InputError, Order, Purpose, Samples, read};
 use crate::model::{Metrics, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{Built, Evaluating, Place, ReplicaError, build, precision};

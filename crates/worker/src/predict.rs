@@ -8,7 +8,9 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Tensor, bail};
 use nn::autocast;
 
-use crate::input::{InMemory, InputError, Purpose, Target, texts};
+use data::texts;
+
+use crate::input::{InMemory, InputError, Purpose, Target};
 use crate::local::{Loaded, Trained};
 use crate::model::{Loss, Objective};
 use crate::registry::Registry;

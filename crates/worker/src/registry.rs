@@ -10,7 +10,7 @@ use shared_proto::job::Data;
 
 use crate::input::{
     Cifar10, Clicks, Criteo, Csv, DataSetup, Dataset, Digits, Idx, Images, InputError, LibSvm, Npy,
-    Parquet, Purpose, Random, Source, pictures,
+    Parquet, Purpose, Random, Source,
 };
 use crate::model::{Model, ModelError, Setup};
 use crate::models::{
@@ -149,7 +149,7 @@ impl Registry {
             purpose,
         })?;
         match &data.pictures {
-            Some(pictures) => pictures::change(dataset, pictures),
+            Some(pictures) => data::change_pictures(dataset, pictures),
             None => Ok(dataset),
         }
     }

@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::device;
 use crate::error::WorkerError;
-use crate::input;
 use crate::member::{Member, Parts, Replicas, leave};
 use crate::registry::Registry;
 use crate::replica::DeviceReplicas;
@@ -302,7 +301,7 @@ impl Builder {
             };
             let location = text(path);
             // A pattern may match links, and names that lead upwards.
-            let matched = input::matching(path).unwrap_or_default();
+            let matched = data::matching(path).unwrap_or_default();
             let mut places = [location.clone()]
                 .into_iter()
                 .chain(matched.iter().map(text));

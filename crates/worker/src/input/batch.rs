@@ -273,25 +273,4 @@ impl Batch {
             rows: BTreeMap::new(),
         })
     }
-
-    /// Returns the size of the first dimension of each part, with its name.
-    pub(crate) fn sizes(&self) -> Result<Vec<(&str, usize)>> {
-        let mut sizes = Vec::new();
-        for (name, feature) in &self.inputs {
-            sizes.push((
-                name.as_str(),
-                match feature {
-                    Feature::Dense(values) => values.dim(0)?,
-                    Feature::Ragged(values) => values.offsets.len().saturating_sub(1),
-                },
-            ));
-        }
-        for (name, values) in &self.targets {
-            sizes.push((name.as_str(), values.dim(0)?));
-        }
-        if let Some(weights) = &self.weights {
-            sizes.push(("the weights", weights.dim(0)?));
-        }
-        Ok(sizes)
-    }
 }

@@ -1,12 +1,11 @@
 //! What a job makes small, and what it measures.
 
-use candle_core::DType;
 use shared_proto::job::{self, LossName};
 
 use super::loss::Loss;
 use super::metric::Metric;
 use super::metrics;
-use crate::input::{Field, InputError, Signature};
+use crate::input::{Field, InputError, Signature, ValueType};
 
 /// The loss and the metrics of a job, for its data.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,7 +33,9 @@ impl Objective {
     }
 
     fn for_target(settings: &job::Objective, target: &Field) -> Result<Self, InputError> {
-        let classes = target.categories.filter(|_| target.dtype == DType::U32);
+        let classes = target
+            .categories
+            .filter(|_| target.values == ValueType::U32);
         let binary = target.categories == Some(2);
         let misfit = |loss: LossName| InputError::Target {
             loss: loss.name(),

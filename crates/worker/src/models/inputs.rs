@@ -4,7 +4,7 @@ use nn::Embedding;
 use shared_proto::hash::{FNV_START, fnv1a, mix};
 use shared_proto::table::Initializer;
 
-use crate::input::Field;
+use crate::input::{Field, ValueType};
 use crate::model::{Batch, Feature, Ragged, Setup};
 use crate::tables::{Embeddings, Table};
 
@@ -52,7 +52,7 @@ impl Inputs {
         };
         let fields = setup.data.inputs.iter();
         for field in fields.filter(|field| takes(&field.name)) {
-            let is_id = matches!(field.dtype, DType::U32 | DType::I64);
+            let is_id = matches!(field.values, ValueType::U32 | ValueType::I64);
             match field.categories {
                 Some(categories) if is_id => inputs.ids.push(Ids {
                     name: field.name.clone(),

@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use crate::candle_error::plain;
-use crate::input::InputError;
+use crate::input::{BatchError, InputError};
 use crate::model::ModelError;
 use crate::variables::VariablesError;
 
@@ -13,7 +13,7 @@ use crate::variables::VariablesError;
 pub enum ReplicaError {
     /// The data cannot be read.
     #[error(transparent)]
-    Input(InputError),
+    Input(#[from] InputError),
     /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -79,11 +79,11 @@ impl ReplicaError {
     }
 }
 
-impl From<InputError> for ReplicaError {
-    fn from(error: InputError) -> Self {
+impl From<BatchError> for ReplicaError {
+    fn from(error: BatchError) -> Self {
         match error {
-            InputError::Candle(error) => Self::Compute(error),
-            error => Self::Input(error),
+            BatchError::Data(error) => Self::Input(error),
+            BatchError::Candle(error) => Self::Compute(error),
         }
     }
 }

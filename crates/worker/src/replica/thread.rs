@@ -46,7 +46,7 @@ use super::pipeline::Pipeline;
 use super::reader::{self, Assembled, Batches, Request, SharedModel};
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
-use crate::input::{Dataset, Fitted, Purpose, Samples, Signature, save_transforms};
+use crate::input::{Dataset, Fitted, Purpose, Samples, Signature};
 use crate::model::{Batch, Objective, Pass};
 use crate::registry::Registry;
 use crate::tables::ModelTables;
@@ -474,7 +474,7 @@ impl Thread {
     }
 
     fn save(&self, path: &Path) -> Result<(), ReplicaError> {
-        save_transforms(self.transforms.as_ref(), path)?;
+        data::save_transforms(self.transforms.as_ref(), path)?;
         Ok(self.variables.save(path)?)
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Error, Result, Tensor, Var, bail};
+use candle_core::{Device, Error, Result, Tensor, Var, bail};
 use parking_lot::Mutex;
 use shared_proto::job::Job;
 use shared_proto::step::{RowGradients, Want, WantedRows};
@@ -12,7 +12,7 @@ use shared_proto::table::TableSpec;
 
 use super::distinct::{Distinct, column_salt};
 use super::settings::Table;
-use crate::input::{Batch, Feature, Signature};
+use crate::input::{Batch, Feature, Signature, ValueType};
 
 /// The tables that a model asks for while it is built.
 #[derive(Debug, Default)]
@@ -71,11 +71,10 @@ impl Tables {
         }
         for column in &table.columns {
             let field = data.inputs.iter().find(|field| field.name == *column);
-            match field.map(|field| field.dtype) {
-                Some(DType::U32 | DType::I64) => {}
-                Some(dtype) => bail!(
-                    "table {name:?} takes ids, but input {column:?} is {}; ids are whole numbers",
-                    dtype.as_str()
+            match field.map(|field| field.values) {
+                Some(ValueType::U32 | ValueType::I64) => {}
+                Some(values) => bail!(
+                    "table {name:?} takes ids, but input {column:?} is {values}; ids are whole numbers"
                 ),
                 None => bail!(
                     "table {name:?} names input {column:?}, which the data does not have; it has {}",

@@ -26,7 +26,7 @@ fn load_columns(train: &str, test: &str, columns: &str) -> Result<Dataset, Strin
 
 fn whole(samples: &mut Box<dyn Samples>) -> Batch {
     let all = 0..samples.count();
-    samples.read(Order::Stored, all, &Device::Cpu).unwrap()
+    Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap()
 }
 
 fn rows(batch: &Batch) -> Vec<Vec<f32>> {

@@ -1,6 +1,7 @@
 //! Criteo's lines of clicks.
 
 use super::*;
+use flambeau_worker::model::Batch;
 
 fn line(label: &str, number: &str, category: &str) -> String {
     let numbers = vec![number; 13].join("\t");
@@ -31,7 +32,7 @@ fn numbers_are_compressed_and_categories_hashed_by_field() {
     );
     let read = |samples: &mut Box<dyn Samples>| {
         let all = 0..samples.count();
-        samples.read(Order::Stored, all, &Device::Cpu).unwrap()
+        Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap()
     };
     let (first, last) = (read(&mut dataset.training), read(&mut dataset.evaluation));
     let numbers = |batch: &flambeau_worker::model::Batch| {
@@ -84,7 +85,8 @@ fn the_real_sample_has_its_counts() {
     let mut clicks = 0.0;
     for samples in [&mut dataset.training, &mut dataset.evaluation] {
         let all = 0..samples.count();
-        let batch = samples.read(Order::Stored, all, &Device::Cpu).unwrap();
+        let batch =
+            Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap();
         clicks += batch
             .target()
             .unwrap()

@@ -1,6 +1,7 @@
 //! One table in the forms in which people have it: exact values, gaps, lists, delimiters, compression, parts without rows.
 
 use flambeau_worker::input::{Gap, Rule};
+use flambeau_worker::model::Batch;
 use shared_proto::job::Job;
 
 use super::*;
@@ -51,7 +52,8 @@ fn numbers(dataset: &mut Dataset) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     for samples in [&mut dataset.training, &mut dataset.evaluation] {
         let all = 0..samples.count();
-        let batch = samples.read(Order::Stored, all, &Device::Cpu).unwrap();
+        let batch =
+            Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap();
         rows.extend(batch.input_of("inputs").unwrap().to_vec2::<f32>().unwrap());
     }
     rows
@@ -117,7 +119,8 @@ fn a_file_with_another_form_of_numbers_has_the_same_categories() {
     let settings = "columns.shop = { type = \"category\" }";
     let mut dataset = load_place("csv", folder.path(), settings).unwrap();
     let ids = |samples: &mut Box<dyn Samples>| {
-        let batch = samples.read(Order::Stored, 0..4, &Device::Cpu).unwrap();
+        let batch =
+            Batch::of_samples(samples.read(Order::Stored, 0..4).unwrap(), &Device::Cpu).unwrap();
         batch.input_of("shop").unwrap().to_vec1::<u32>().unwrap()
     };
     assert_eq!(ids(&mut dataset.training), [2, 3, 1, 4]);

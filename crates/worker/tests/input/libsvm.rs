@@ -2,6 +2,7 @@
 
 use super::*;
 use flambeau_worker::input::Fitted;
+use flambeau_worker::model::Batch;
 use flambeau_worker::model::Feature;
 
 fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> {
@@ -16,7 +17,7 @@ fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> 
 
 fn read(samples: &mut Box<dyn Samples>) -> flambeau_worker::model::Batch {
     let all = 0..samples.count();
-    samples.read(Order::Stored, all, &Device::Cpu).unwrap()
+    Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap()
 }
 
 #[test]

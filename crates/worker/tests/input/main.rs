@@ -15,6 +15,7 @@ mod npy;
 mod parquet;
 mod streams;
 
+use flambeau_worker::model::Batch;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +46,7 @@ fn labels(samples: &mut Box<dyn Samples>) -> Vec<u32> {
 /// Features and labels of all samples.
 fn all(samples: &mut Box<dyn Samples>) -> (Vec<f32>, Vec<u32>) {
     let all = 0..samples.count();
-    let batch = samples.read(Order::Stored, all, &Device::Cpu).unwrap();
+    let batch = Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap();
     let features = batch.input().unwrap().flatten_all().unwrap();
     let labels = batch.target().unwrap().to_vec1().unwrap();
     (features.to_vec1().unwrap(), labels)
@@ -132,7 +133,7 @@ fn a_batch_holds_the_samples_asked_for() {
     let inputs = Column::numbers("x", vec![2, 2], features.clone());
     let labels = Column::category("y", vec![7, 0, 9], 10);
     let samples = InMemory::new(vec![inputs], vec![labels]).unwrap();
-    let batch = samples.batch(&[2, 1, 2], &Device::Cpu).unwrap();
+    let batch = Batch::of_samples(samples.select(&[2, 1, 2]).unwrap(), &Device::Cpu).unwrap();
     let inputs = batch.input().unwrap();
     assert_eq!(inputs.dims(), [3, 2, 2]);
     let found: Vec<f32> = inputs.flatten_all().unwrap().to_vec1().unwrap();
@@ -141,9 +142,9 @@ fn a_batch_holds_the_samples_asked_for() {
     let targets: Vec<u32> = batch.target().unwrap().to_vec1().unwrap();
     assert_eq!(targets, [9, 0, 9]);
 
-    let error = samples.batch(&[0, 3], &Device::Cpu).unwrap_err();
+    let error = samples.select(&[0, 3]).unwrap_err();
     assert_says(&error.to_string(), &["no sample 3"]);
-    assert!(samples.batch(&[], &Device::Cpu).is_err());
+    assert!(samples.select(&[]).is_err());
 }
 
 const PARTS: [&str; 4] = [

@@ -3,6 +3,7 @@
 use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType};
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
+use flambeau_worker::model::Batch;
 use shared_proto::job::Job;
 
 use super::*;
@@ -51,7 +52,8 @@ fn each_type_of_column_is_read() {
     let mut rows = Vec::new();
     for samples in [&mut dataset.training, &mut dataset.evaluation] {
         let all = 0..samples.count();
-        let batch = samples.read(Order::Stored, all, &Device::Cpu).unwrap();
+        let batch =
+            Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap();
         let numbers = batch.input_of("inputs").unwrap().to_vec2::<f32>().unwrap();
         let cities: Vec<u32> = batch.input_of("city").unwrap().to_vec1().unwrap();
         let codes: Vec<u32> = batch.input_of("code").unwrap().to_vec1().unwrap();

@@ -1,5 +1,6 @@
 //! Streamed data: the same samples as in memory, each once in a pass, in orders that repeat.
 
+use flambeau_worker::model::Batch;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -34,7 +35,8 @@ fn pass(samples: &mut Box<dyn Samples>, order: Order, size: u64) -> Vec<u32> {
     let (mut read, mut start) = (Vec::new(), 0);
     while start < samples.count() {
         let end = samples.count().min(start + size);
-        let batch = samples.read(order, start..end, &Device::Cpu).unwrap();
+        let batch =
+            Batch::of_samples(samples.read(order, start..end).unwrap(), &Device::Cpu).unwrap();
         let inputs = batch.input().unwrap().to_vec2::<f32>().unwrap();
         read.extend(inputs.iter().map(|row| row[0] as u32));
         start = end;
@@ -81,9 +83,8 @@ fn each_pass_has_every_sample_once_in_an_order_of_its_own() {
     let stored = pass(&mut dataset.training, Order::Stored, 333);
     assert!(stored.into_iter().eq(0..SAMPLES));
     let mut at = |start: u64| {
-        let batch = dataset
-            .training
-            .read(shuffled(0), start..start + 5, &Device::Cpu);
+        let read = dataset.training.read(shuffled(0), start..start + 5);
+        let batch = Batch::of_samples(read.unwrap(), &Device::Cpu);
         let inputs = batch.unwrap().input().unwrap().to_vec2::<f32>().unwrap();
         inputs.iter().map(|row| row[0] as u32).collect::<Vec<_>>()
     };
@@ -115,8 +116,8 @@ fn samples_are_those_of_memory() {
     let mut held = load(&data("libsvm", &file), 1).unwrap();
     assert_eq!(streamed.signature, held.signature);
     let rows = |samples: &mut Box<dyn Samples>| {
-        let batch = samples.read(Order::Stored, 0..samples.count(), &Device::Cpu);
-        let batch = batch.unwrap();
+        let read = samples.read(Order::Stored, 0..samples.count());
+        let batch = Batch::of_samples(read.unwrap(), &Device::Cpu).unwrap();
         (
             batch.input().unwrap().to_vec2::<f32>().unwrap(),
             batch.target().unwrap().to_vec1::<f32>().unwrap(),
@@ -183,9 +184,8 @@ fn pictures_may_stay_in_their_files() {
     assert_eq!(streamed.signature, held.signature);
     assert_eq!(streamed.transforms, held.transforms);
     let pictures = |samples: &mut Box<dyn Samples>, order| {
-        let batch = samples
-            .read(order, 0..samples.count(), &Device::Cpu)
-            .unwrap();
+        let read = samples.read(order, 0..samples.count()).unwrap();
+        let batch = Batch::of_samples(read, &Device::Cpu).unwrap();
         let pixels = batch.input().unwrap().flatten_from(1).unwrap();
         let pixels = pixels.to_vec2::<f32>().unwrap();
         let labels = batch.target().unwrap().to_vec1::<u32>().unwrap();
@@ -244,8 +244,8 @@ fn arrays_of_numpy_may_stay_in_their_files() {
         assert!((half / 5..half / 4).contains(&held_out), "{held_out}");
     }
     let count = streamed.training.count();
-    let batch = streamed.training.read(shuffled(0), 0..count, &Device::Cpu);
-    let batch = batch.unwrap();
+    let read = streamed.training.read(shuffled(0), 0..count).unwrap();
+    let batch = Batch::of_samples(read, &Device::Cpu).unwrap();
     let labels = batch.target().unwrap().to_vec1::<u32>().unwrap();
     for (number, label) in first.iter().zip(labels) {
         assert_eq!(label, u32::from(*number >= half), "{number}");
@@ -267,9 +267,7 @@ fn a_streamed_number_that_is_not_finite_is_named_when_it_is_reached() {
     let mut data = stream("npy", folder.path()).unwrap();
     let read = |samples: &mut Box<dyn Samples>| {
         let count = samples.count();
-        samples
-            .read(Order::Stored, 0..count, &Device::Cpu)
-            .map(drop)
+        samples.read(Order::Stored, 0..count).map(drop)
     };
     let outcomes = [read(&mut data.training), read(&mut data.evaluation)];
     let error = outcomes.into_iter().find_map(Result::err).unwrap();
@@ -320,7 +318,7 @@ fn a_file_that_changes_in_training_is_named() {
         let mut samples = [dataset.training, dataset.evaluation];
         let errors = samples.iter_mut().filter_map(|samples| {
             let end = count.min(samples.count());
-            samples.read(Order::Stored, 0..end, &Device::Cpu).err()
+            samples.read(Order::Stored, 0..end).err()
         });
         let errors: Vec<String> = errors.map(|error| error.to_string()).collect();
         assert!(!errors.is_empty());

@@ -1,6 +1,7 @@
 //! Models of numbers and categories.
 
 use flambeau_worker::input::{Column, InMemory, Values};
+use flambeau_worker::model::Batch;
 use shared_proto::job::Clip;
 
 use super::*;
@@ -50,10 +51,11 @@ fn gradients_of_tables_agree_with_finite_differences() {
             tables: &Tables::default(),
             stages: &Stages::default(),
         };
-        let batch = samples.batch(&[0, 1, 2, 3], &Device::Cpu).unwrap();
+        let batch =
+            Batch::of_samples(samples.select(&[0, 1, 2, 3]).unwrap(), &Device::Cpu).unwrap();
         let worst = check_by_finite_differences(name, &setup, &batch);
         // A batch in which no sample has a tag.
-        let without = samples.batch(&[3], &Device::Cpu).unwrap();
+        let without = Batch::of_samples(samples.select(&[3]).unwrap(), &Device::Cpu).unwrap();
         check_by_finite_differences(name, &setup, &without);
         eprintln!("{name} of a table: largest difference {worst:.1e}");
     }
@@ -119,7 +121,7 @@ fn a_factorization_machine_is_the_sum_over_all_pairs() {
         ],
         vec![number(-0.5, 0), number(1.0, 1), pair(0), pair(0)],
     ];
-    let batch = samples.batch(&[0, 1, 2, 3], &Device::Cpu).unwrap();
+    let batch = Batch::of_samples(samples.select(&[0, 1, 2, 3]).unwrap(), &Device::Cpu).unwrap();
     let outputs = model
         .forward(&batch, &Pass::evaluation(&objective))
         .unwrap();
@@ -167,7 +169,7 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
                 _ => write(&variables, variable, &[0.1, -0.2, 0.3, 0.4]),
             }
         }
-        let batch = samples.batch(&[0, 1, 2], &Device::Cpu).unwrap();
+        let batch = Batch::of_samples(samples.select(&[0, 1, 2]).unwrap(), &Device::Cpu).unwrap();
         let pass = Pass::training(&objective, 1, 0, 0);
         let before = variables.measured().unwrap();
         let outputs = model.forward(&batch, &pass).unwrap();

@@ -1,0 +1,7 @@
+//! From bytes to typed columns: cells in the types of their file.
+
+pub(crate) mod date;
+pub(crate) mod hash;
+pub(crate) mod table;
+pub(crate) mod texts;
+pub(crate) mod value;

@@ -1,0 +1,51 @@
+//! Data: from a place to the samples of a step, without a machine-learning library.
+//!
+//! Everything here is deterministic: with the same files and seed, each position of a pass holds the same sample on
+//! every worker. Files are not trusted: an error names the file and the place in it.
+//!
+//! A value goes through these folders in this order:
+//! - [`source`]: the interface of data sources, and the settings from which they open
+//! - `files`: from a place to bytes: folders, object stores, archives, compressed files
+//! - `reading`: the files of a data set, those that are held out, and the parts in which files are read
+//! - `columns`: cells in the types of their file, and the columns of a table
+//! - `features`: what columns become, fitted to the training samples
+//! - `samples`: named columns of samples, in memory or read anew in each pass; `shuffle`: their order
+//! - `sources`: the sources that ship, which connect all of these: [`Digits`], [`Idx`], [`Cifar10`], [`Npy`], [`Images`],
+//!   [`Csv`], [`Parquet`], [`LibSvm`], [`Criteo`], [`Clicks`] and [`Random`]
+//! - `dataset`: the result; `error`, `place`: the errors of all of these
+
+mod columns;
+mod dataset;
+mod error;
+mod features;
+mod files;
+mod place;
+mod reading;
+mod samples;
+pub mod shuffle;
+pub mod source;
+mod sources;
+
+pub use dataset::{Dataset, save_transforms};
+pub use error::InputError;
+pub use features::fitted::{Fitted, FittedColumn, Gap, Rule};
+pub use features::target::Target;
+pub use files::matching;
+pub use samples::column::{BatchColumn, Column, Values};
+pub use samples::field::{Field, Signature, ValueType};
+pub use samples::memory::InMemory;
+pub use samples::{Order, Samples};
+pub use source::{DataSetup, Purpose, Source};
+pub use sources::cifar::Cifar10;
+pub use sources::clicks::{Clicks, category_id};
+pub use sources::criteo::Criteo;
+pub use sources::csv::Csv;
+pub use sources::digits::Digits;
+pub use sources::idx::Idx;
+pub use sources::images::Images;
+pub use sources::libsvm::LibSvm;
+pub use sources::npy::Npy;
+pub use sources::parquet::Parquet;
+pub use sources::random::Random;
+pub use sources::survey::{ColumnSurvey, Looks};
+pub use sources::{change_pictures, survey, texts};

@@ -1,0 +1,6 @@
+//! The files of a data set, and the parts in which they are read.
+
+pub(crate) mod chunks;
+pub(crate) mod held_out;
+pub(crate) mod lines;
+pub(crate) mod parts;

@@ -1,0 +1,626 @@
+//! Parquet files: columns of numbers, texts and dates, one of them a label.
+//!
+//! `data.dir` is a folder with `train.parquet` and, perhaps, `test.parquet`, a single file, or a pattern of names;
+//! `tabular` tells what becomes of the columns. A list can be a column of ids; a structure is refused, unless the job ignores it. Files may be
+//! compressed with Snappy, gzip, LZ4, Zstandard or Brotli. The columns in which pandas keeps the index of a frame are left out.
+
+use std::io::BufReader;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use half::f16;
+use parquet::basic::{ConvertedType, LogicalType, TimeUnit};
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{AsBytes, DataType};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use parquet::schema::types::ColumnDescriptor;
+
+use super::survey::{self, ColumnSurvey};
+use super::tabular;
+use crate::columns::table::{Header, LabelColumn, Numbers, Rows, Table};
+use crate::columns::value::Value;
+use crate::dataset::Dataset;
+use crate::error::InputError;
+use crate::files::{DataFile, Reader};
+use crate::place::{Place, Unit};
+use crate::reading::chunks::{Chunk, Chunks};
+use crate::reading::parts;
+use crate::source::{DataSetup, Source};
+
+/// The rows of a column that are read at once.
+const ROWS: usize = 1 << 12;
+
+/// The most elements of all lists of a row group.
+const MOST_ELEMENTS: i64 = 1 << 26;
+
+const SECONDS_OF_A_DAY: f64 = 86_400.0;
+
+/// The source `parquet`.
+pub struct Parquet;
+
+impl Source for Parquet {
+    const STREAMS: bool = true;
+
+    fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        tabular::open(setup, "parquet", |paths, labels| {
+            ParquetFiles::open(setup, paths, labels)
+        })
+    }
+}
+
+/// Returns what the columns of files look like.
+///
+/// # Errors
+/// If the files cannot be read.
+pub(crate) fn survey(setup: &DataSetup) -> Result<Vec<ColumnSurvey>, InputError> {
+    survey::survey(setup, ParquetFiles::open)
+}
+
+/// Returns the cells of these columns of all samples to predict, as texts.
+///
+/// # Errors
+/// If the files cannot be read, or lack a column.
+pub(crate) fn texts(setup: &DataSetup, names: &[String]) -> Result<Vec<Vec<String>>, InputError> {
+    tabular::texts(setup, names, |setup, paths| {
+        ParquetFiles::open(setup, paths, LabelColumn::LeftOut)
+    })
+}
+
+/// Parquet files. Their row groups are the chunks.
+struct ParquetFiles {
+    files: Vec<Arc<Path>>,
+    header: Header,
+    groups: Vec<Group>,
+    chunks: Vec<Chunk>,
+    /// Hashes of the files' metadata, which have the places and sizes of all pages.
+    metadata: Vec<u32>,
+}
+
+/// The place of a row group.
+struct Group {
+    file: usize,
+    number: usize,
+    /// The rows of the file before it.
+    first: u64,
+    rows: u32,
+    bytes: Range<u64>,
+    /// The rows with a label, if those without are left out.
+    labelled: Option<Vec<u32>>,
+}
+
+impl ParquetFiles {
+    fn open(setup: &DataSetup, paths: &[PathBuf], labels: LabelColumn) -> Result<Self, InputError> {
+        // Refuses files that cannot be streamed.
+        parts::open(setup, paths)?;
+        let mut all: Option<Self> = None;
+        for path in paths {
+            let opened = safely(path, || open(path, 0..0))?;
+            let header = header_of(path, &opened, setup, labels)?;
+            let files = all.get_or_insert_with(|| Self {
+                files: Vec::new(),
+                header: header.clone(),
+                groups: Vec::new(),
+                chunks: Vec::new(),
+                metadata: Vec::new(),
+            });
+            let file: Arc<Path> = path.as_path().into();
+            files.header.check_same(&header, &Place::row(&file, 1))?;
+            safely(path, || files.add(file, &opened))?;
+        }
+        let all = all.ok_or(InputError::NoPlace)?;
+        // Of several files, some may have no row: Spark writes a file for each part of its data.
+        match (all.groups.is_empty(), all.files.first()) {
+            (true, Some(first)) => {
+                Err(Place::row(first, 1).wrong("the file has no row".to_owned()))
+            }
+            _ => Ok(all),
+        }
+    }
+
+    /// Adds the row groups of a file.
+    fn add(
+        &mut self,
+        file: Arc<Path>,
+        opened: &SerializedFileReader<DataFile>,
+    ) -> Result<(), InputError> {
+        let (mut first, mut unlabelled) = (0, 0);
+        for (number, group) in opened.metadata().row_groups().iter().enumerate() {
+            let samples = u32::try_from(group.num_rows())
+                .map_err(|_| damaged(&file, "a row group's number of rows is impossible"))?;
+            if samples == 0 {
+                continue;
+            }
+            let mut new = Group {
+                file: self.files.len(),
+                number,
+                first,
+                rows: samples,
+                bytes: bytes_of(group),
+                labelled: None,
+            };
+            first += u64::from(samples);
+            if self.header.skips_unlabelled() {
+                let table = self.table_of(&file, opened, &new)?;
+                let labels = table.labels();
+                let has_label = |sample: &u32| {
+                    let text = labels.samples[*sample as usize];
+                    !labels.texts[text as usize].0.is_empty()
+                };
+                new.labelled = Some((0..samples).filter(has_label).collect());
+            }
+            let samples = new
+                .labelled
+                .as_ref()
+                .map_or(samples, |labelled| labelled.len() as u32);
+            if samples == 0 {
+                continue;
+            }
+            unlabelled += u64::from(new.rows - samples);
+            self.groups.push(new);
+            self.chunks.push(Chunk {
+                samples,
+                // Cells are held as 8 bytes each, texts once.
+                bytes: u64::try_from(group.total_byte_size())
+                    .unwrap_or_default()
+                    .max(u64::from(samples) * 8 * (group.num_columns() as u64 + 1)),
+            });
+        }
+        if unlabelled > 0 {
+            tracing::warn!(file = %file.display(), "{unlabelled} rows without a label are left out");
+        }
+        self.metadata.push(crc32fast::hash(&footer(&file)?));
+        self.files.push(file);
+        Ok(())
+    }
+}
+
+impl ParquetFiles {
+    /// Reads all rows of a group.
+    fn table_of(
+        &self,
+        file: &Arc<Path>,
+        opened: &SerializedFileReader<DataFile>,
+        group: &Group,
+    ) -> Result<Table, InputError> {
+        let rows = Rows {
+            file: file.clone(),
+            unit: Unit::Row,
+            numbers: Numbers::From(group.first + 1, group.rows as usize),
+        };
+        let mut table = self.header.table(rows);
+        read_group(opened, group, group.rows, &mut table)?;
+        Ok(table)
+    }
+}
+
+impl Chunks for ParquetFiles {
+    type Raw = Table;
+    type Parsed = Table;
+
+    fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    fn read(&self, chunk: usize) -> Result<Table, InputError> {
+        let group = &self.groups[chunk];
+        let file = &self.files[group.file];
+        safely(file, || {
+            let opened = open(file, group.bytes.clone())?;
+            let table = self.table_of(file, &opened, group)?;
+            Ok(match &group.labelled {
+                Some(samples) => table.select(samples),
+                None => table,
+            })
+        })
+    }
+
+    fn parse(&self, table: &Table, samples: &[u32]) -> Result<Table, InputError> {
+        Ok(table.select(samples))
+    }
+
+    fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
+        for crc in &self.metadata {
+            hash(&crc.to_le_bytes());
+        }
+    }
+}
+
+/// Runs what reads a file. The library panics on some damaged files (`damaged_files_are_refused` has such).
+fn safely<T>(path: &Path, read: impl FnOnce() -> Result<T, InputError>) -> Result<T, InputError> {
+    let done = catch_unwind(AssertUnwindSafe(read));
+    done.unwrap_or_else(|_| Err(damaged(path, "its pages do not fit together")))
+}
+
+/// Opens a file of which this part will be read.
+fn open(path: &Path, part: Range<u64>) -> Result<SerializedFileReader<DataFile>, InputError> {
+    SerializedFileReader::new(DataFile::open(path)?.with_part(part)?)
+        .map_err(|error| damaged(path, &error.to_string()))
+}
+
+/// Returns the place of a row group's pages.
+fn bytes_of(group: &RowGroupMetaData) -> Range<u64> {
+    let columns = group.columns().iter().map(ColumnChunkMetaData::byte_range);
+    let start = columns.clone().map(|(start, _)| start).min();
+    let end = columns.map(|(start, length)| start.saturating_add(length));
+    start.unwrap_or(0)..end.max().unwrap_or(0)
+}
+
+impl Length for DataFile {
+    fn len(&self) -> u64 {
+        self.size()
+    }
+}
+
+impl ChunkReader for DataFile {
+    type T = BufReader<Reader>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        Ok(self.reader_from(start))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        let end = start.saturating_add(length as u64).min(self.size());
+        let bytes = self.read(start..end.max(start));
+        match bytes {
+            Ok(bytes) => Ok(bytes.into()),
+            Err(error) => Err(ParquetError::External(Box::new(error))),
+        }
+    }
+}
+
+/// Returns the metadata at the end of a file, before its length and the last four bytes.
+fn footer(path: &Path) -> Result<Vec<u8>, InputError> {
+    let file = DataFile::open(path)?;
+    let end = file.size().saturating_sub(8);
+    let length = file.read(end..file.size())?;
+    let length = length.first_chunk().map_or(0, |l| u32::from_le_bytes(*l));
+    file.read(end.saturating_sub(length.into())..end)
+}
+
+fn header_of(
+    path: &Path,
+    opened: &SerializedFileReader<DataFile>,
+    setup: &DataSetup,
+    labels: LabelColumn,
+) -> Result<Header, InputError> {
+    let schema = opened.metadata().file_metadata().schema_descr();
+    let fields = schema.root_schema().get_fields();
+    let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
+    let indices = pandas_index(opened);
+    let indices: Vec<&str> = indices.iter().map(String::as_str).collect();
+    let fitted = setup.purpose.fitted();
+    let known = fitted.map(|fitted| |name: &str| fitted.has_column(name));
+    let known = known.as_ref().map(|known| known as &dyn Fn(&str) -> bool);
+    let (file, settings) = (path.into(), setup.settings);
+    let mut header = Header::new(&file, Unit::Row, &names, &indices, settings, known, labels)?;
+    let wrong = |column: usize, problem: &str| {
+        Err(Place::row(&path.into(), 1).wrong(unfit(names[column], problem)))
+    };
+    for (leaf, described) in schema.columns().iter().enumerate() {
+        let column = schema.get_column_root_idx(leaf);
+        let nested = described.path().parts().len() > 1 || described.max_rep_level() > 0;
+        if !nested || header.is_ignored(column) {
+            continue;
+        }
+        let leaves = (0..schema.num_columns()).map(|leaf| schema.get_column_root_idx(leaf));
+        let is_list =
+            described.max_rep_level() == 1 && leaves.filter(|c| *c == column).count() == 1;
+        if !is_list {
+            return wrong(column, "is a structure, or has lists in lists");
+        }
+        let groups = opened.metadata().row_groups().iter();
+        if groups
+            .into_iter()
+            .any(|group| group.column(leaf).num_values() > MOST_ELEMENTS)
+        {
+            return wrong(
+                column,
+                "has more elements in a row group than fit in memory; write smaller row groups",
+            );
+        }
+        if !header.has_lists(column) {
+            return wrong(column, "has lists, which can be ids (type = \"id\")");
+        }
+    }
+    Ok(header)
+}
+
+/// Returns the columns that pandas wrote for the index of its frame, by what it says in the file's metadata.
+fn pandas_index(opened: &SerializedFileReader<DataFile>) -> Vec<String> {
+    let metadata = opened.metadata().file_metadata().key_value_metadata();
+    let pandas = metadata
+        .into_iter()
+        .flatten()
+        .find(|pair| pair.key == "pandas");
+    let pandas = pandas.and_then(|pair| pair.value.as_deref());
+    let pandas: Option<serde_json::Value> = pandas.and_then(|text| serde_json::from_str(text).ok());
+    let columns = pandas
+        .as_ref()
+        .and_then(|pandas| pandas["index_columns"].as_array());
+    // A range is an object, and has no column.
+    let names = columns
+        .into_iter()
+        .flatten()
+        .filter_map(|column| column.as_str());
+    names.map(str::to_owned).collect()
+}
+
+/// Reads the cells of a row group.
+fn read_group(
+    opened: &SerializedFileReader<DataFile>,
+    group: &Group,
+    count: u32,
+    table: &mut Table,
+) -> Result<(), InputError> {
+    let path = table.place(0).file;
+    let broken = |error: ParquetError| damaged(&path, &error.to_string());
+    let schema = opened.metadata().file_metadata().schema_descr();
+    let reader = opened.get_row_group(group.number).map_err(broken)?;
+    for (leaf, described) in schema.columns().iter().enumerate() {
+        let column = schema.get_column_root_idx(leaf);
+        if table.is_ignored(column) {
+            continue;
+        }
+        let is_list = described.max_rep_level() > 0;
+        let mut cells = ColumnWriter {
+            is_list,
+            table,
+            column,
+            name: described.name(),
+            meaning: Meaning::of(described),
+            nulls_below: described.max_def_level(),
+            read: 0,
+            count,
+        };
+        cells.read(reader.get_column_reader(leaf).map_err(broken)?)?;
+        let found = cells.read;
+        if found != count {
+            return Err(damaged(
+                &path,
+                &format!(
+                    "column {:?} has {found} rows where {count} are promised",
+                    described.name()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the problem of a column, with the line of a job that leaves it out.
+fn unfit(name: &str, problem: &str) -> String {
+    format!(
+        "column {name:?} {problem}; leave it out with this line in [data.columns]: {name:?} = {{ type = \"ignore\" }}"
+    )
+}
+
+fn damaged(path: &Path, problem: &str) -> InputError {
+    InputError::Invalid(format!(
+        "{} cannot be read as Parquet: {problem}; get the file again, or write it anew",
+        path.display()
+    ))
+}
+
+/// The meaning of a column's numbers.
+#[derive(Clone, Copy)]
+enum Meaning {
+    /// Numbers, or texts.
+    Plain,
+    Unsigned,
+    /// Decimal fractions, with so many digits behind the point.
+    Decimal(i32),
+    /// Days since 1970.
+    Days,
+    /// A time since the beginning of 1970, in so many parts of a day.
+    Time(f64),
+    Half,
+}
+
+impl Meaning {
+    fn of(column: &ColumnDescriptor) -> Self {
+        let (millis, micros, nanos) = (1e3, 1e6, 1e9);
+        match (column.logical_type_ref(), column.converted_type()) {
+            (Some(LogicalType::Timestamp(time)), _) => Self::Time(
+                SECONDS_OF_A_DAY
+                    * match time.unit {
+                        TimeUnit::MILLIS => millis,
+                        TimeUnit::MICROS => micros,
+                        TimeUnit::NANOS => nanos,
+                    },
+            ),
+            (Some(LogicalType::Date), _) | (None, ConvertedType::DATE) => Self::Days,
+            (Some(LogicalType::Float16), _) => Self::Half,
+            (Some(LogicalType::Decimal(_)), _) | (None, ConvertedType::DECIMAL) => {
+                Self::Decimal(column.type_scale())
+            }
+            (Some(LogicalType::Integer(integer)), _) if !integer.is_signed => Self::Unsigned,
+            (None, ConvertedType::TIMESTAMP_MILLIS) => Self::Time(SECONDS_OF_A_DAY * millis),
+            (None, ConvertedType::TIMESTAMP_MICROS) => Self::Time(SECONDS_OF_A_DAY * micros),
+            (
+                _,
+                ConvertedType::UINT_8
+                | ConvertedType::UINT_16
+                | ConvertedType::UINT_32
+                | ConvertedType::UINT_64,
+            ) => Self::Unsigned,
+            _ => Self::Plain,
+        }
+    }
+
+    fn of_integer(self, number: i64, unsigned: u64) -> Value<'static> {
+        match self {
+            Self::Plain | Self::Half => Value::Integer(number.into()),
+            Self::Unsigned => Value::Integer(unsigned.into()),
+            Self::Decimal(scale) => Value::Decimal {
+                unscaled: number.into(),
+                scale,
+            },
+            Self::Days => Value::Days(number as f64),
+            Self::Time(of_day) => Value::Days(number as f64 / of_day),
+        }
+    }
+
+    /// Returns the value of bytes: a text, a decimal fraction or a number of half precision.
+    fn of_bytes(self, bytes: &[u8]) -> Option<Value<'_>> {
+        match (self, bytes) {
+            (Self::Half, [low, high]) => {
+                let half = f16::from_le_bytes([*low, *high]);
+                Some(Value::Single(half.to_f32()))
+            }
+            (Self::Decimal(scale), [first, ..]) if bytes.len() <= 16 => {
+                let sign = if *first < 128 { 0 } else { -1 };
+                let unscaled = bytes
+                    .iter()
+                    .fold(sign, |n: i128, byte| n << 8 | i128::from(*byte));
+                Some(Value::Decimal { unscaled, scale })
+            }
+            (Self::Plain, text) => std::str::from_utf8(text).ok().map(Value::Text),
+            _ => None,
+        }
+    }
+}
+
+/// The cells of a column, on their way from the file into the table.
+struct ColumnWriter<'a> {
+    is_list: bool,
+    table: &'a mut Table,
+    column: usize,
+    name: &'a str,
+    meaning: Meaning,
+    /// A cell with a lower definition level is absent.
+    nulls_below: i16,
+    /// The rows of the group that have been read.
+    read: u32,
+    /// The rows that the group promises.
+    count: u32,
+}
+
+impl ColumnWriter<'_> {
+    fn read(&mut self, reader: ColumnReader) -> Result<(), InputError> {
+        let meaning = self.meaning;
+        let integer = |signed, unsigned| Some(meaning.of_integer(signed, unsigned));
+        match reader {
+            ColumnReader::BoolColumnReader(reader) => {
+                self.each(reader, |value| Some(Value::Integer((*value).into())))
+            }
+            ColumnReader::Int32ColumnReader(reader) => self.each(reader, |value| {
+                integer((*value).into(), (*value as u32).into())
+            }),
+            ColumnReader::Int64ColumnReader(reader) => {
+                self.each(reader, |value| integer(*value, *value as u64))
+            }
+            ColumnReader::Int96ColumnReader(reader) => self.each(reader, |value| {
+                // Times of old files; milliseconds do not overflow.
+                let days = value.to_millis() as f64 / (SECONDS_OF_A_DAY * 1e3);
+                Some(Value::Days(days))
+            }),
+            ColumnReader::FloatColumnReader(reader) => {
+                self.each(reader, |value| Some(Value::Single(*value)))
+            }
+            ColumnReader::DoubleColumnReader(reader) => {
+                self.each(reader, |value| Some(Value::Double(*value)))
+            }
+            ColumnReader::ByteArrayColumnReader(reader) => {
+                self.each(reader, |value| meaning.of_bytes(value.as_bytes()))
+            }
+            ColumnReader::FixedLenByteArrayColumnReader(reader) => {
+                self.each(reader, |value| meaning.of_bytes(value.as_bytes()))
+            }
+        }
+    }
+
+    /// Hands each cell to the table; `value` returns none for bytes that are neither a text nor a number.
+    fn each<T: DataType>(
+        &mut self,
+        mut reader: ColumnReaderImpl<T>,
+        value: impl for<'v> Fn(&'v T::T) -> Option<Value<'v>>,
+    ) -> Result<(), InputError> {
+        if self.is_list {
+            return self.each_list(reader, value);
+        }
+        let (mut levels, mut values) = (Vec::new(), Vec::new());
+        loop {
+            levels.clear();
+            values.clear();
+            let read = reader.read_records(ROWS, Some(&mut levels), None, &mut values);
+            let (rows, _, _) =
+                read.map_err(|error| self.wrong(&format!("cannot be read ({error})")))?;
+            if rows == 0 {
+                return Ok(());
+            }
+            // A few bytes can stand for any number of rows.
+            if rows > (self.count - self.read) as usize {
+                return Err(self.wrong("has more rows than the file promises"));
+            }
+            let mut present = values.iter();
+            for row in 0..rows {
+                let absent = levels
+                    .get(row)
+                    .is_some_and(|level| *level < self.nulls_below);
+                let cell = match if absent { None } else { present.next() } {
+                    Some(cell) => value(cell).ok_or_else(|| {
+                        self.wrong("has bytes that are neither text nor a number")
+                    })?,
+                    None => Value::Missing,
+                };
+                self.read += 1;
+                self.table.push(self.column, cell)?;
+            }
+        }
+    }
+
+    /// Hands the elements of each list to the table.
+    fn each_list<T: DataType>(
+        &mut self,
+        mut reader: ColumnReaderImpl<T>,
+        value: impl for<'v> Fn(&'v T::T) -> Option<Value<'v>>,
+    ) -> Result<(), InputError> {
+        let (mut levels, mut starts, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        loop {
+            levels.clear();
+            starts.clear();
+            values.clear();
+            let read = reader.read_records(ROWS, Some(&mut levels), Some(&mut starts), &mut values);
+            let (rows, _, count) =
+                read.map_err(|error| self.wrong(&format!("cannot be read ({error})")))?;
+            if rows == 0 {
+                return Ok(());
+            }
+            if rows > (self.count - self.read) as usize || starts.first() != Some(&0) {
+                return Err(self.wrong("has other rows than the file promises"));
+            }
+            let mut present = values.iter();
+            for at in 0..count.min(levels.len()).min(starts.len()) {
+                // A level of 0 begins a list, and so ends the one before. Of an empty list and of one that is missing, and for a missing element,
+                // there is no value.
+                if starts[at] == 0 && at > 0 {
+                    self.end_list();
+                }
+                if levels[at] == self.nulls_below
+                    && let Some(cell) = present.next()
+                {
+                    let cell = value(cell).ok_or_else(|| {
+                        self.wrong("has bytes that are neither text nor a number")
+                    })?;
+                    self.table.push_element(self.column, cell)?;
+                }
+            }
+            self.end_list();
+        }
+    }
+
+    fn end_list(&mut self) {
+        self.table.end_list(self.column);
+        self.read += 1;
+    }
+
+    fn wrong(&self, problem: &str) -> InputError {
+        let place = self.table.place(self.read as usize);
+        place.wrong(unfit(self.name, problem))
+    }
+}

@@ -1,0 +1,254 @@
+//! A survey of the columns of a table: types, gaps, ranges and examples.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use shared_proto::job::{ColumnType, Data, Missing, MissingRule, Transform};
+
+use crate::columns::date;
+use crate::columns::table::{Cells, LabelColumn, Table};
+use crate::columns::texts::Texts;
+use crate::columns::value::{Value, key};
+use crate::error::InputError;
+use crate::files;
+use crate::reading::chunks::Chunks;
+use crate::source::{DataSetup, Purpose};
+
+/// The rows that are looked at.
+const ROWS: u64 = 100_000;
+
+/// The different texts of a column that are counted.
+const MOST_DISTINCT: usize = 100_000;
+
+/// The texts that are shown of a column.
+const EXAMPLES: usize = 3;
+
+/// With more different texts than this, and than half of the rows, a column of texts is left out: each text hardly occurs again.
+const FEW: usize = 50;
+
+/// What a column of a table looks like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ColumnSurvey {
+    /// The name.
+    pub name: String,
+    /// What its cells are.
+    pub looks: Looks,
+    /// The rows that were looked at.
+    pub rows: u64,
+    /// The rows without a value.
+    pub missing: u64,
+    /// The number of different values; of very many, some are not counted.
+    pub distinct: usize,
+    /// The least and the greatest number.
+    pub range: Option<(f64, f64)>,
+    /// Some values, in the order of the file.
+    pub examples: Vec<String>,
+    /// True if a number has a fraction.
+    pub has_fractions: bool,
+}
+
+/// What the cells of a column are, but for those that are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looks {
+    /// All are missing.
+    Nothing,
+    /// Numbers.
+    Numbers,
+    /// Dates or times.
+    Dates,
+    /// Texts of which some are neither.
+    Texts,
+    /// Lists.
+    Lists,
+}
+
+/// A column while its rows pass by.
+#[derive(Default)]
+struct Seen {
+    /// How often each text occurs, in the order of the texts.
+    counts: BTreeMap<String, u64>,
+    examples: Vec<String>,
+    is_list: bool,
+}
+
+/// Looks at the first rows of a table; `cut` opens files of its format.
+///
+/// # Errors
+/// Those of `cut`, or if the table has structures.
+pub(crate) fn survey<C: Chunks<Parsed = Table>>(
+    setup: &DataSetup,
+    cut: impl Fn(&DataSetup, &[PathBuf], LabelColumn) -> Result<C, InputError>,
+) -> Result<Vec<ColumnSurvey>, InputError> {
+    let settings = Data {
+        columns: BTreeMap::new(),
+        ..setup.settings.clone()
+    };
+    let setup = DataSetup {
+        settings: &settings,
+        purpose: Purpose::Training,
+        ..*setup
+    };
+    let files = cut(&setup, &files::matching(setup.dir()?)?, LabelColumn::Survey)?;
+    let mut columns: Vec<(String, Seen)> = Vec::new();
+    let mut rows = 0;
+    for chunk in 0..files.chunks().len() {
+        if rows >= ROWS {
+            break;
+        }
+        let samples: Vec<u32> = (0..files.chunks()[chunk].samples).collect();
+        let table = files.parse(&files.read(chunk)?, &samples)?;
+        if columns.is_empty() {
+            let names = table
+                .inputs()
+                .map(|(name, ..)| (name.to_owned(), Seen::default()));
+            columns = names.collect();
+        }
+        for ((_, seen), (_, _, cells)) in columns.iter_mut().zip(table.inputs()) {
+            seen.add(cells);
+        }
+        rows += samples.len() as u64;
+    }
+    Ok(columns
+        .into_iter()
+        .map(|(name, seen)| seen.finish(name, rows))
+        .collect())
+}
+
+impl Seen {
+    fn add(&mut self, cells: &Cells) {
+        let (texts, is_list): (&Texts, bool) = match cells {
+            Cells::Texts(texts) => (texts, false),
+            Cells::Lists(lists) => (&lists.texts, true),
+            Cells::Numbers(_) => return,
+        };
+        self.is_list |= is_list;
+        let mut counts = vec![0; texts.texts.len()];
+        for text in &texts.samples {
+            counts[*text as usize] += 1;
+        }
+        for ((text, _), count) in texts.texts.iter().zip(counts) {
+            if self.examples.len() < EXAMPLES && !text.is_empty() && !self.examples.contains(text) {
+                self.examples.push(text.clone());
+            }
+            if let Some(known) = self.counts.get_mut(text) {
+                *known += count;
+            } else if self.counts.len() < MOST_DISTINCT {
+                self.counts.insert(text.clone(), count);
+            }
+        }
+    }
+
+    fn finish(self, name: String, rows: u64) -> ColumnSurvey {
+        let texts = || self.counts.keys().filter(|text| !text.is_empty());
+        let number = |text: &String| Value::Text(text).number();
+        let all = |is: &dyn Fn(&String) -> bool| texts().next().is_some() && texts().all(is);
+        let looks = if self.is_list {
+            Looks::Lists
+        } else if texts().next().is_none() {
+            Looks::Nothing
+        } else if all(&|text| number(text).is_some()) {
+            Looks::Numbers
+        } else if all(&|text| date::days(text).is_some()) {
+            Looks::Dates
+        } else {
+            Looks::Texts
+        };
+        let numbers = || {
+            texts()
+                .filter_map(number)
+                .filter(|_| looks == Looks::Numbers)
+        };
+        let range = numbers().fold(None, |range: Option<(f64, f64)>, number| {
+            let (least, greatest) = range.unwrap_or((number, number));
+            Some((least.min(number), greatest.max(number)))
+        });
+        ColumnSurvey {
+            looks,
+            rows,
+            missing: self
+                .counts
+                .get("")
+                .copied()
+                .filter(|_| !self.is_list)
+                .unwrap_or(0),
+            distinct: texts().count(),
+            range,
+            has_fractions: numbers().any(|number| number.fract() != 0.0),
+            examples: self.examples,
+            name,
+        }
+    }
+}
+
+impl ColumnSurvey {
+    /// Returns what the column would become as an input of a model.
+    pub fn suggestion(&self) -> ColumnType {
+        let missing = (self.missing > 0).then_some(Missing::Rule(MissingRule::Mean));
+        let (transform, buckets) = (Transform::default(), None);
+        match self.looks {
+            Looks::Nothing => ColumnType::Ignore {},
+            Looks::Numbers => ColumnType::Number {
+                transform,
+                buckets,
+                missing,
+            },
+            Looks::Dates => ColumnType::Date {
+                format: None,
+                transform,
+                buckets,
+                missing,
+            },
+            Looks::Texts if self.distinct > FEW && 2 * self.distinct as u64 > self.rows => {
+                ColumnType::Ignore {}
+            }
+            Looks::Texts => ColumnType::Category { buckets: None },
+            Looks::Lists => ColumnType::Id {
+                hash: true,
+                seed: 0,
+                separator: None,
+            },
+        }
+    }
+
+    /// Returns the line of `[data.columns]` that the column needs; none for numbers without gaps.
+    pub fn line(&self) -> Option<String> {
+        let missing = match self.missing {
+            0 => "",
+            _ => ", missing = \"mean\"",
+        };
+        let kind = match self.suggestion() {
+            ColumnType::Number { .. } if missing.is_empty() => return None,
+            ColumnType::Number { .. } => format!("type = \"number\"{missing}"),
+            ColumnType::Date { .. } => format!("type = \"date\"{missing}"),
+            ColumnType::Category { .. } => "type = \"category\"".to_owned(),
+            ColumnType::Id { .. } => "type = \"id\"".to_owned(),
+            ColumnType::Ignore {} => "type = \"ignore\"".to_owned(),
+        };
+        Some(format!("{} = {{ {kind} }}", key(&self.name)))
+    }
+}
+
+/// Adds to the error of a table the lines of all columns that need one, if there are several: people then write them at once.
+pub(crate) fn with_all_lines<C: Chunks<Parsed = Table>>(
+    error: InputError,
+    setup: &DataSetup,
+    cut: impl Fn(&DataSetup, &[PathBuf], LabelColumn) -> Result<C, InputError>,
+) -> InputError {
+    if !error.to_string().contains("[data.columns]") {
+        return error;
+    }
+    let settings = setup.settings;
+    let is_open = |column: &ColumnSurvey| {
+        column.name != settings.label && !settings.columns.contains_key(&column.name)
+    };
+    let columns = survey(setup, cut).unwrap_or_default();
+    let lines = columns.iter().filter(|column| is_open(column));
+    let lines: Vec<String> = lines.filter_map(ColumnSurvey::line).collect();
+    match lines.len() {
+        0 | 1 => error,
+        _ => InputError::Invalid(format!(
+            "{error}\nThese columns need a line in [data.columns]; the types are a suggestion:\n{}",
+            lines.join("\n")
+        )),
+    }
+}

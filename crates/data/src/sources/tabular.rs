@@ -1,0 +1,228 @@
+//! Data sets of tables: columns by their types, what is fitted to the training samples, and the held-out part.
+//!
+//! `data.dir` is a folder with `train.EXTENSION` and, perhaps, `test.EXTENSION`, or a single file, or a pattern of names,
+//! of which all files have the same columns. One column is the
+//! label; `data.target` says what it is. `data.columns` gives the types of the others, which are numbers if it says
+//! nothing. The number columns and dates together are the input `inputs`; each category is an input of its own.
+//! Without a file of their own, a share of the samples is held out, chosen by the job's seed.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use shared_proto::job::{ColumnType, Data};
+
+use super::survey::with_all_lines;
+use crate::columns::table::{Cells, LABEL, LabelColumn, Table};
+use crate::dataset::Dataset;
+use crate::error::InputError;
+use crate::features::fitted::Fitted;
+use crate::features::fitting::Fitting;
+use crate::features::target::Labels;
+use crate::files::{self, Kind};
+use crate::reading::chunks::{Chunks, Decode, Files, Format, Subset};
+use crate::reading::held_out::HeldOut;
+use crate::samples::memory::InMemory;
+use crate::source::{DataSetup, Purpose};
+
+/// Opens a data set of tables; `cut` opens files of its format.
+///
+/// # Errors
+/// Those of `cut`, and of labels that do not fit.
+pub(crate) fn open<C: Chunks<Parsed = Table>>(
+    setup: &DataSetup,
+    extension: &str,
+    cut: impl Fn(&[PathBuf], LabelColumn) -> Result<C, InputError>,
+) -> Result<Dataset, InputError> {
+    setup.only_options(&[])?;
+    let place = setup.dir()?;
+    let all = |paths: &[PathBuf], labels| {
+        Ok::<_, InputError>(Files {
+            training: cut(paths, labels)?,
+            evaluation: None,
+            place,
+        })
+    };
+    let known = match setup.purpose {
+        Purpose::Prediction(fitted) => {
+            let paths = files::matching(place)?;
+            for path in &paths {
+                if !files::is_file(path)? {
+                    return Err(InputError::Invalid(format!(
+                        "{} is no file; name the {} file to predict",
+                        path.display(),
+                        extension.to_uppercase()
+                    )));
+                }
+            }
+            let files = all(&paths, LabelColumn::LeftOut)?;
+            return files.open_all(setup, unlabelled(fitted.clone()), fitted);
+        }
+        Purpose::EvaluationOfAll(fitted) => {
+            let (mut paths, test) = find(place, extension)?;
+            paths.extend(test);
+            let files = all(&paths, LabelColumn::Read)?;
+            return files.open_all(setup, labelled(fitted.clone()), fitted);
+        }
+        Purpose::Evaluation(fitted) => Some(fitted.clone()),
+        Purpose::Training => None,
+    };
+    let (train, test) = find(place, extension)?;
+    let test = test.map(|test| cut(&[test], LabelColumn::Read));
+    let files = Files {
+        training: cut(&train, LabelColumn::Read)?,
+        evaluation: test.transpose()?,
+        place: train.first().map_or(place, PathBuf::as_path),
+    };
+    let columns = Columns {
+        known,
+        labels: Labels::of(setup.settings.target, false),
+        fitting: Fitting::default(),
+    };
+    let opened = files.open(setup, HeldOut::Random, columns);
+    opened.map_err(|error| match setup.purpose {
+        Purpose::Training => with_all_lines(error, setup, |_, paths, labels| cut(paths, labels)),
+        _ => error,
+    })
+}
+
+/// Returns the cells of these columns of all samples to predict, as texts.
+///
+/// # Errors
+/// Those of `cut`, or if a column is not there or has dates.
+pub(crate) fn texts<C: Chunks<Parsed = Table>>(
+    setup: &DataSetup,
+    names: &[String],
+    cut: impl Fn(&DataSetup, &[PathBuf]) -> Result<C, InputError>,
+) -> Result<Vec<Vec<String>>, InputError> {
+    let kind = |name: &String| (name.clone(), ColumnType::Category { buckets: None });
+    let settings = Data {
+        // Of the columns, these alone are read.
+        label: String::new(),
+        missing_texts: Some(Vec::new()),
+        columns: names.iter().map(kind).collect(),
+        ..setup.settings.clone()
+    };
+    let fitted = Fitted::of_texts(names);
+    let setup = DataSetup {
+        settings: &settings,
+        purpose: Purpose::Prediction(&fitted),
+        ..*setup
+    };
+    let files = cut(&setup, &files::matching(setup.dir()?)?)?;
+    let mut columns = vec![Vec::new(); names.len()];
+    for chunk in 0..files.chunks().len() {
+        let samples: Vec<u32> = (0..files.chunks()[chunk].samples).collect();
+        let table = files.parse(&files.read(chunk)?, &samples)?;
+        for (column, name) in columns.iter_mut().zip(names) {
+            match table.input(name) {
+                Some((_, Cells::Texts(cells))) => column.extend(cells.owned()),
+                _ => {
+                    return Err(table
+                        .header_place()
+                        .wrong(format!("there is no column {name:?} to be copied")));
+                }
+            }
+        }
+    }
+    Ok(columns)
+}
+
+/// The columns of all tables, as they pass by.
+struct Columns {
+    /// What the columns were fitted to in training, if this is not one.
+    known: Option<Fitted>,
+    /// The labels of the files to train on.
+    labels: Labels,
+    fitting: Fitting,
+}
+
+impl Format for Columns {
+    type Parsed = Table;
+
+    fn learns(&self) -> bool {
+        self.known.is_none()
+    }
+
+    fn learn(&mut self, table: &Table, subset: Subset) -> Result<(), InputError> {
+        if let Subset::Training(samples) = subset {
+            self.labels.note(table.labels());
+            self.fitting.add(table, samples);
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(Decode<Table>, Option<Fitted>), InputError> {
+        let fitted = match self.known {
+            Some(fitted) => fitted,
+            None => self.fitting.finish(self.labels.target()?),
+        };
+        Ok((labelled(fitted.clone()), Some(fitted)))
+    }
+}
+
+/// Returns how tables with labels are decoded.
+fn labelled(fitted: Fitted) -> Decode<Table> {
+    let unknown = UnknownCategories::default();
+    Arc::new(move |table: Table| {
+        unknown.warn(&fitted, &table);
+        let target = fitted.target.column(LABEL, table.labels())?;
+        InMemory::new(fitted.inputs(&table)?, vec![target])
+    })
+}
+
+/// The columns for which it was said that their categories are unknown.
+#[derive(Default)]
+struct UnknownCategories(Mutex<HashSet<String>>);
+
+impl UnknownCategories {
+    /// Says once for each column if most of its cells have categories that the training did not have.
+    fn warn(&self, fitted: &Fitted, table: &Table) {
+        for (name, share, examples) in fitted.mostly_unknown(table) {
+            if self.0.lock().insert(name.to_owned()) {
+                tracing::warn!(
+                    "{:.0} % of the cells of column {name:?} have categories that the training did not have, such as {}",
+                    100.0 * share,
+                    examples.join(", ")
+                );
+            }
+        }
+    }
+}
+
+/// Returns how tables without labels are decoded.
+fn unlabelled(fitted: Fitted) -> Decode<Table> {
+    let unknown = UnknownCategories::default();
+    Arc::new(move |table: Table| {
+        unknown.warn(&fitted, &table);
+        let target = fitted.target.unknown(LABEL, table.len());
+        InMemory::new(fitted.inputs(&table)?, vec![target])
+    })
+}
+
+/// Returns the files to train on, and that with the samples that are held out, if there is one.
+fn find(place: &Path, extension: &str) -> Result<(Vec<PathBuf>, Option<PathBuf>), InputError> {
+    let (train, test) = match files::kind(place)? {
+        Kind::Folder => {
+            let file = |part| place.join(format!("{part}.{extension}"));
+            let test = files::is_file(&file("test"))?.then(|| file("test"));
+            (vec![file("train")], test)
+        }
+        Kind::File | Kind::Nothing => (files::matching(place)?, None),
+    };
+    let mut all = true;
+    for file in &train {
+        all &= files::is_file(file)?;
+    }
+    match all {
+        true => Ok((train, test)),
+        false => Err(InputError::Missing {
+            folder: place.to_owned(),
+            names: format!(
+                "train.{extension} (nor is it a {} file itself)",
+                extension.to_uppercase()
+            ),
+        }),
+    }
+}
