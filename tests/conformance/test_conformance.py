@@ -39,7 +39,7 @@ def float32(value):
 
 class Order(unittest.TestCase):
     def test_the_vectors_of_the_comment_hold(self):
-        # The first one is pinned in crates/worker/src/shuffle.rs as well.
+        # The first one is pinned in crates/data/src/shuffle.rs as well.
         self.assertEqual(order.order(1, 0, 10), [0, 1, 5, 4, 8, 9, 2, 7, 3, 6])
         self.assertEqual(
             order.order(7, 3, 20), [9, 3, 10, 19, 16, 17, 5, 18, 15, 13, 0, 6, 7, 11, 1, 12, 2, 14, 4, 8])

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 15] = [
+const FLOORS: [(&str, &[&str]); 16] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
@@ -11,6 +11,7 @@ const FLOORS: [(&str, &[&str]); 15] = [
     ("daemon", &["shared-proto"]),
     ("optimizer", &["shared-proto"]),
     ("table", &["shared-proto", "optimizer"]),
+    ("data", &["shared-proto", "storage"]),
     ("nn", &[]),
     ("gpu", &[]),
     ("ps-client", &["shared-proto", "fuzz-input"]),
@@ -45,6 +46,7 @@ const FLOORS: [(&str, &[&str]); 15] = [
             "storage",
             "checkpoint",
             "daemon",
+            "data",
             "gpu",
             "nn",
             "table",

@@ -26,7 +26,7 @@ DARKEST = 16.0
 
 
 def training_samples():
-    with gzip.open(ROOT / "crates/worker/data/digits.csv.gz", "rt") as file:
+    with gzip.open(ROOT / "crates/data/data/digits.csv.gz", "rt") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.float32)
     held_out = np.loadtxt(HERE / "digits_held_out.txt", dtype=int)
     rows = np.delete(rows, held_out, axis=0)
