@@ -95,6 +95,16 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
     ("data.missing_texts", "data.missing_texts=[\"-\"]", Resumes),
     ("data.missing_label", "data.missing_label=skip", Resumes),
     (
+        "data.weight",
+        "data.weight=x",
+        Refused("no column is called"),
+    ),
+    (
+        "data.class_weight",
+        "data.class_weight.a=2.0",
+        Refused("class_weight"),
+    ),
+    (
         "data.pictures",
         "data.pictures.flip=true",
         Refused("pictures"),

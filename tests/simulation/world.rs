@@ -69,6 +69,10 @@ impl World {
         if job.strategy.mode != Mode::Sync && may_lead && plan.computes_ahead {
             job.strategy.pipeline = 1;
         }
+        if job.strategy.mode == Mode::Sync && seed / 3 % 5 == 4 {
+            // Never reached, so that the checker knows each weight. The norm is measured all the same.
+            job.clip_norm = Some(1e9);
+        }
         let ahead = job.strategy.pipeline > 0;
         let bound = match job.strategy.mode {
             Mode::Async => None,

@@ -144,6 +144,12 @@ impl<'a> DataSetup<'a> {
                 self.settings.kind
             )));
         }
+        if let Some(weight) = &self.settings.weight {
+            return Err(InputError::Invalid(format!(
+                "`data.weight` is {weight:?}, but data.kind = {:?} has no columns with names; leave it out, or weigh classes with data.class_weight",
+                self.settings.kind
+            )));
+        }
         self.only_options(names)
     }
 

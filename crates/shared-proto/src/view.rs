@@ -41,6 +41,8 @@ pub struct View {
     /// The number of changes of the coordinator's state that were persisted when it published this view; 0 if it is unknown. It never
     /// falls within a run.
     pub persisted: u64,
+    /// Sync mode, if the job limits the norm: the step with all its parts whose norm the servers report.
+    pub measured: Option<Commit>,
 }
 
 /// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
@@ -58,12 +60,15 @@ pub struct CheckpointOrder {
 }
 
 /// A step's gradients that count.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Commit {
     /// The clock of the step's pushes.
     pub step: Clock,
     /// The workers that contributed, each with its number of samples, in rank order.
     pub contributors: Vec<(Task, u64)>,
+    /// The factor of their mean, because the job limits its norm; none: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_factor: Option<f32>,
 }
 
 impl Default for View {
@@ -83,6 +88,7 @@ impl Default for View {
             run: RunNumber::default(),
             learning_rate_factor: 1.0,
             persisted: 0,
+            measured: None,
         }
     }
 }
@@ -148,6 +154,7 @@ impl View {
                         step: commit.step.0,
                         contributors: Vec::new(),
                         samples: commit.contributors.iter().map(|(_, n)| *n).collect(),
+                        clip_factor: commit.clip_factor,
                     },
                     false => commit.to_wire(),
                 }
@@ -179,6 +186,7 @@ impl View {
             learning_rate_factor: Some(self.learning_rate_factor),
             same_workers: false,
             persisted: self.persisted,
+            measured: self.measured.as_ref().map(Commit::to_wire),
         }
     }
 
@@ -204,6 +212,10 @@ impl View {
             initialized: view.initialized,
             commit: view
                 .commit
+                .map(|commit| Commit::read(commit, &workers))
+                .transpose()?,
+            measured: view
+                .measured
                 .map(|commit| Commit::read(commit, &workers))
                 .transpose()?,
             workers,
@@ -232,6 +244,7 @@ impl Commit {
             step: self.step.0,
             contributors: self.contributors.iter().map(contributor).collect(),
             samples: Vec::new(),
+            clip_factor: self.clip_factor,
         }
     }
 
@@ -265,9 +278,15 @@ impl Commit {
                 "the samples of a commit add up to more than 64 bits hold",
             ));
         }
+        if let Some(factor) = commit.clip_factor
+            && !(factor >= 0.0 && factor <= 1.0)
+        {
+            return Err(malformed("the clip_factor of a commit is not from 0 to 1"));
+        }
         Ok(Self {
             step: Clock(commit.step),
             contributors,
+            clip_factor: commit.clip_factor,
         })
     }
 }
@@ -305,6 +324,7 @@ mod tests {
             commit: Some(Commit {
                 step: Clock(3),
                 contributors: vec![(task(0), 16), (task(3), 7)],
+                clip_factor: Some(0.25),
             }),
             phase: JobPhase::Training,
             error: String::new(),
@@ -317,6 +337,11 @@ mod tests {
             run: RunNumber(7),
             learning_rate_factor: 0.1,
             persisted: 12,
+            measured: Some(Commit {
+                step: Clock(4),
+                contributors: vec![(task(0), 16)],
+                clip_factor: None,
+            }),
         };
         assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
     }
@@ -344,6 +369,7 @@ mod tests {
                 commit: Some(Commit {
                     step: Clock(3),
                     contributors: contributors.clone(),
+                    clip_factor: None,
                 }),
                 ..View::default()
             };
@@ -366,6 +392,7 @@ mod tests {
             commit: Some(Commit {
                 step: Clock(3),
                 contributors: alike,
+                clip_factor: None,
             }),
             ..View::default()
         }

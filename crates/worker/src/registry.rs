@@ -148,9 +148,13 @@ impl Registry {
             seed,
             purpose,
         })?;
-        match &data.pictures {
-            Some(pictures) => data::change_pictures(dataset, pictures),
-            None => Ok(dataset),
+        let dataset = match &data.pictures {
+            Some(pictures) => data::change_pictures(dataset, pictures)?,
+            None => dataset,
+        };
+        match data.class_weight.is_empty() || matches!(purpose, Purpose::Prediction(_)) {
+            true => Ok(dataset),
+            false => data::weigh_classes(dataset, &data.class_weight),
         }
     }
 

@@ -54,6 +54,7 @@ pub(crate) fn take_report(
         Some(Report::Checkpoint(_)) => ("Report of a checkpoint", cluster.keeps_values(role)),
         Some(Report::Restore(_)) => ("Report of a restore", cluster.keeps_values(role)),
         Some(Report::Evaluation(_)) => ("Report of an evaluation", role == Role::Worker),
+        Some(Report::Norm(_)) => ("Report of a norm", role == Role::Ps),
         Some(Report::Wait(_)) => ("Report of a wait", role == Role::Worker),
         Some(Report::Lost(_)) => ("Report of losses", role == Role::Worker),
         None => ("Report", true),
@@ -71,6 +72,7 @@ pub(crate) fn take_report(
         Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),
         Some(Report::Restore(report)) => cluster.shard_restored(now, task, &report),
         Some(Report::Lost(report)) => cluster.lost(now, origin, &report)?,
+        Some(Report::Norm(report)) => cluster.measured(now, task, &report)?,
         None => {
             let empty = "Report has no report in it";
             return Err(Refusal::new(Reason::Malformed, empty));

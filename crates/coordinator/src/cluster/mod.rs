@@ -83,6 +83,7 @@ use fast_path::ClockCounts;
 use members::Member;
 use observed::Observed;
 use saving::Saving;
+use steps::Norms;
 
 pub(crate) use checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress};
 pub(crate) use durable::Durable;
@@ -109,6 +110,7 @@ pub(crate) struct Cluster {
     /// The servers that are about to stop, each with the checkpoint that contains its shard, once ordered.
     draining: BTreeMap<TaskId, Option<u64>>,
     view: View,
+    norms: Norms,
     /// The number of workers at each clock, while calls take the fast path; `None` otherwise.
     fast_path: Option<ClockCounts>,
     /// The records that are not taken yet, and the number of those that are.
@@ -179,6 +181,7 @@ impl Cluster {
             saving: Saving::default(),
             draining: BTreeMap::new(),
             view: View::default(),
+            norms: Norms::default(),
             fast_path: None,
             records: VecDeque::new(),
             records_taken: 0,
@@ -320,6 +323,7 @@ impl Cluster {
             learning_rate_factor: self.learning_rate_factor(),
             // Set when the view is published.
             persisted: 0,
+            measured: self.step_to_measure(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Steps: planned in sync mode, finished by workers, and committed in sync mode.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,30 @@ impl Step {
             .filter(|p| p.finished.is_none())
             .map(|p| p.task)
     }
+
+    fn is_complete(&self) -> bool {
+        self.unfinished().next().is_none()
+    }
+
+    /// Returns the commit of the finished parts.
+    fn to_commit(&self) -> Commit {
+        let parts = self.parts.iter().filter(|part| !part.skipped);
+        let forgotten = usize::from(planted!(ForgottenContributor) && self.parts.len() > 1);
+        let contributor = |part: &Part| Some((part.task, part.finished?));
+        Commit {
+            step: self.clock,
+            contributors: parts.skip(forgotten).filter_map(contributor).collect(),
+            clip_factor: None,
+        }
+    }
+}
+
+/// Sync mode: the parts of the shards in the norm of the open step. They are lost with this process, and reported again.
+#[derive(Debug, Default)]
+pub(super) struct Norms {
+    of: (Epoch, Clock),
+    /// The sum of the squares of each shard.
+    squares: BTreeMap<u32, f64>,
 }
 
 impl Cluster {
@@ -270,22 +295,82 @@ impl Cluster {
         }
     }
 
+    /// Returns the open step as it is to be committed, if all its parts are finished and the servers limit its norm.
+    pub(super) fn step_to_measure(&self) -> Option<Commit> {
+        let step = self.durable.training.step.as_ref()?;
+        let complete =
+            step.is_complete() && self.job.servers_clip() && self.job.clip_norm.is_some();
+        let commit = complete.then(|| step.to_commit())?;
+        (!commit.contributors.is_empty()).then_some(commit)
+    }
+
+    /// Takes a shard's part in the norm of the open step. A report of another step or epoch changes nothing.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] for an impossible number.
+    pub(crate) fn measured(
+        &mut self,
+        now: Instant,
+        task: Task,
+        report: &wire::NormReport,
+    ) -> Result<(), Refusal> {
+        if !(report.squares >= 0.0) {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!("{task} reports {} as a sum of squares", report.squares),
+            ));
+        }
+        let of = (self.epoch(), Clock(report.step));
+        let is_current = of.0 == Epoch(report.epoch)
+            && self.shard_of(task) == Some(report.shard as usize)
+            && self.step_to_measure().is_some_and(|step| step.step == of.1);
+        if is_current {
+            if self.norms.of != of {
+                self.norms = Norms {
+                    of,
+                    ..Norms::default()
+                };
+            }
+            self.norms.squares.insert(report.shard, report.squares);
+            self.commit_if_complete(now);
+        }
+        Ok(())
+    }
+
+    /// Returns the factor of the open step, once all shards have reported their parts in its norm; the inner value is none if the step
+    /// is not limited.
+    fn clip_factor(&self) -> Option<Option<f32>> {
+        let (Some(step), Some(most)) = (self.step_to_measure(), self.job.clip_norm) else {
+            return Some(None);
+        };
+        let shards = 0..self.map()?.shards.len() as u32;
+        let is_current = self.norms.of == (self.epoch(), step.step);
+        let squares = shards.map(|shard| self.norms.squares.get(&shard).filter(|_| is_current));
+        let norm = squares.sum::<Option<f64>>()?.sqrt();
+        let most = f64::from(most);
+        // The rounded factor is 1 at most, which is no limit.
+        Some((norm > most).then_some((most / norm) as f32))
+    }
+
     fn commit_if_complete(&mut self, now: Instant) {
-        let finished = |step: &mut Step| step.unfinished().next().is_none();
-        let Some(step) = self.durable.training.step.take_if(finished) else {
+        let complete = self
+            .durable
+            .training
+            .step
+            .as_ref()
+            .is_some_and(Step::is_complete);
+        if !complete {
+            return;
+        }
+        // The view of a step that is to be measured is another one.
+        self.leave_fast_path();
+        let Some(clip_factor) = self.clip_factor() else {
+            return;
+        };
+        let Some(step) = self.durable.training.step.take() else {
             return;
         };
         self.must_persist();
-        self.leave_fast_path();
-        let contributors: Vec<(Task, u64)> = step
-            .parts
-            .iter()
-            .filter(|part| !part.skipped)
-            .skip(usize::from(
-                planted!(ForgottenContributor) && step.parts.len() > 1,
-            ))
-            .filter_map(|part| Some((part.task, part.finished?)))
-            .collect();
         if step.parts.is_empty() {
             // All its workers are gone. Its data was given back, and the step is planned anew.
             if let Some(ledger) = &mut self.durable.training.ledger {
@@ -293,8 +378,8 @@ impl Cluster {
             }
         } else {
             self.durable.training.commit = Some(Commit {
-                step: step.clock,
-                contributors,
+                clip_factor,
+                ..step.to_commit()
             });
             self.durable.training.tally.steps = self.durable.training.tally.steps.saturating_add(1);
             self.record_progress(now, 1);

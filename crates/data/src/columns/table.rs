@@ -98,6 +98,7 @@ enum Role {
         may_lack: bool,
     },
     Ignored,
+    Weight,
     Input {
         kind: ColumnType,
         /// False if the job says nothing about the column.
@@ -411,6 +412,22 @@ impl Table {
         }
     }
 
+    /// Returns the weight of each sample; none if all count alike.
+    pub(crate) fn weights(&self) -> Option<Vec<f32>> {
+        let is_weight = |column: &&Named| matches!(column.role, Role::Weight);
+        match self
+            .columns
+            .iter()
+            .find(is_weight)
+            .map(|column| &column.cells)
+        {
+            Some(Cells::Numbers(weights)) => {
+                Some(weights.iter().map(|weight| *weight as f32).collect())
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the type and the cells of an input.
     pub(crate) fn input(&self, name: &str) -> Option<(&ColumnType, &Cells)> {
         let mut inputs = self.inputs();
@@ -422,7 +439,7 @@ impl Table {
     pub(crate) fn inputs(&self) -> impl Iterator<Item = (&str, &ColumnType, &Cells)> {
         self.columns.iter().filter_map(|column| match &column.role {
             Role::Input { kind, .. } => Some((column.name.as_str(), kind, &column.cells)),
-            Role::Label { .. } | Role::Ignored => None,
+            Role::Label { .. } | Role::Weight | Role::Ignored => None,
         })
     }
 }
@@ -453,6 +470,13 @@ impl Header {
             };
             return Some(format!(
                 "no column is called {label:?}; let `data.label` name one of {names:?}{header}"
+            ));
+        }
+        let absent =
+            |weight: &&String| labels == LabelColumn::Read && !names.contains(&weight.as_str());
+        if let Some(weight) = settings.weight.as_ref().filter(absent) {
+            return Some(format!(
+                "no column is called {weight:?}, which `data.weight` names; there are {names:?}"
             ));
         }
         if settings.columns.contains_key(label) {
@@ -510,6 +534,10 @@ impl Role {
                 LabelColumn::Survey => Role::surveyed(),
             },
             _ if labels == LabelColumn::Survey => Role::surveyed(),
+            _ if settings.weight.as_deref() == Some(name) => match labels {
+                LabelColumn::Read => Role::Weight,
+                LabelColumn::LeftOut | LabelColumn::Survey => Role::Ignored,
+            },
             Some(ColumnType::Ignore {}) => Role::Ignored,
             kind => Role::Input {
                 given: kind.is_some(),
@@ -584,7 +612,7 @@ impl Named {
                 kind: ColumnType::Category { .. } | ColumnType::Id { .. },
                 ..
             } => Cells::Texts(Texts::default()),
-            Role::Input { .. } | Role::Ignored => Cells::Numbers(Vec::new()),
+            Role::Input { .. } | Role::Weight | Role::Ignored => Cells::Numbers(Vec::new()),
         };
         Self {
             name: name.to_owned(),
@@ -658,6 +686,16 @@ impl Named {
                     ));
                 };
                 numbers.push(number);
+            }
+            (Role::Weight, Cells::Numbers(weights)) => {
+                match value.number().filter(|weight| *weight >= 0.0) {
+                    Some(weight) => weights.push(weight),
+                    None => {
+                        return Err(format!(
+                            "the weight, column {name:?}, is {found}; a finite number was expected, at least 0"
+                        ));
+                    }
+                }
             }
             (Role::Label { .. }, _) => unreachable!("labels are read as texts"),
             (_, Cells::Lists(_)) => unreachable!("lists are read element by element"),

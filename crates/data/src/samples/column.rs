@@ -226,6 +226,11 @@ impl Column {
         }
     }
 
+    /// Returns the values as they are held.
+    pub(crate) fn plain_values(&self) -> &Values {
+        &self.values
+    }
+
     /// Returns the values as a batch has them.
     pub fn into_batch(self) -> BatchColumn {
         BatchColumn {

@@ -16,6 +16,7 @@ pub(crate) mod random;
 
 pub(crate) mod survey;
 mod tabular;
+mod weighted;
 
 use shared_proto::job::{Data, Job};
 
@@ -24,6 +25,7 @@ use crate::source::{DataSetup, Purpose};
 use survey::ColumnSurvey;
 
 pub use pictures::change as change_pictures;
+pub use weighted::weigh_classes;
 
 /// Returns the cells of columns of a job's data as texts, for samples that are predicted: a row for each sample, in their order.
 ///

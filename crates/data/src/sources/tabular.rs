@@ -168,7 +168,11 @@ fn labelled(fitted: Fitted) -> Decode<Table> {
     Arc::new(move |table: Table| {
         unknown.warn(&fitted, &table);
         let target = fitted.target.column(LABEL, table.labels())?;
-        InMemory::new(fitted.inputs(&table)?, vec![target])
+        let samples = InMemory::new(fitted.inputs(&table)?, vec![target])?;
+        match table.weights() {
+            Some(weights) => samples.with_weights(weights),
+            None => Ok(samples),
+        }
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod apply;
+mod data;
 mod dense;
 mod models;
 mod processes;
@@ -26,6 +27,8 @@ pub(crate) use train::{LocalArguments, local};
 pub(crate) enum Command {
     /// Add up vectors among processes, as strategies without servers do.
     Allreduce(allreduce::Arguments),
+    /// Read the data of jobs on one thread, from files to batches.
+    Data(data::Arguments),
     /// Push gradients to be applied, and pull the new weights; compared with plain TCP.
     Dense(dense::Arguments),
     /// Run each optimizer's update alone; compared with a copy of the same bytes.
@@ -43,6 +46,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     match command {
         Command::Allreduce(arguments) => allreduce::run(&arguments),
+        Command::Data(arguments) => data::run(&arguments),
         Command::Dense(arguments) => dense::run(&arguments),
         Command::Apply(arguments) => apply::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),

@@ -292,6 +292,7 @@ impl Follower {
             NotCommitted::RowsLost(lost) => PsError::RowsLost(lost.to_string()),
         };
         let (shard, store) = (Arc::clone(&self.shard), registered.store.clone());
+        let measured = view.measured.clone().zip(store.clone());
         let mut snapshot = shard.begin_snapshot(&view, store.as_deref());
         // A commit that is no part of the checkpoint may wait for its writer.
         if let Some(snapshot) = snapshot.take_if(|snapshot| !snapshot.has(&view)) {
@@ -304,6 +305,27 @@ impl Follower {
             shard.follow(view, store)
         };
         followed.map_err(not_committed)?;
+        if let Some((step, store)) = measured {
+            let shard = Arc::clone(&self.shard);
+            let (number, epoch, clock) = (store.shard, store.map.epoch.0, step.step.0);
+            let squares = self.offload.run(move || shard.squares(&step, &store)).await;
+            let report = Report::Norm(wire::NormReport {
+                shard: number,
+                epoch,
+                step: clock,
+                squares: squares.map_err(not_committed)?,
+            });
+            let (coordinator, origin) = {
+                let membership = registered.membership;
+                (membership.coordinator.clone(), membership.next_origin())
+            };
+            // Another view may come before the answer.
+            task::spawn(async move {
+                if let Err(error) = coordinator.report(origin, report).await {
+                    tracing::debug!(%error, "could not report the norm of a step");
+                }
+            });
+        }
         *registered.held = None;
         self.readiness.set(true);
         if let Some(snapshot) = snapshot {

@@ -126,6 +126,7 @@ impl Saving<'_> {
 mod tests {
     use super::*;
     use crate::row_settings::RowStorage;
+    use crate::shard::Limit;
     use checkpoint::decode;
     use optimizer::VariableRule;
     use shared_proto::blocks::{
@@ -235,9 +236,10 @@ mod tests {
             let commit = Commit {
                 step: Clock(step),
                 contributors: vec![(worker(), 1)],
+                clip_factor: None,
             };
             block
-                .commit(&commit, &momentum(), 1.0, &mut Vec::new())
+                .commit(&commit, &momentum(), 1.0, Limit::NONE, &mut Vec::new())
                 .unwrap();
         }
         most

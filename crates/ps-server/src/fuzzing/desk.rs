@@ -172,6 +172,7 @@ impl Desk {
             self.view.commit = Some(Commit {
                 step: self.view.min_clock,
                 contributors: contributors.collect(),
+                clip_factor: None,
             });
         }
         self.view.min_clock = self.view.min_clock.next();

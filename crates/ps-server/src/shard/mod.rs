@@ -27,6 +27,8 @@ use gate::Gate;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use block::BucketStorage;
+#[cfg(test)]
+pub(crate) use block::Limit;
 pub(crate) use block::{Block, NotCommitted, RowsLost, SharedBlock};
 pub(crate) use messages::PullAnswer;
 pub(crate) use views::Followed;

@@ -1,5 +1,6 @@
 //! The views that a shard catches up with, and the steps that they commit.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Shard;
-use super::block::NotCommitted;
+use super::block::{Limit, NotCommitted};
 use super::snapshot::Snapshot;
 use super::store::Store;
 
@@ -129,6 +130,10 @@ impl Shard {
         let snapshot = store.blocks.snapshot.lock().clone();
         let snapshot = snapshot.filter(|s| !s.is_to_have(commit) || planted!(CheckpointLacksStep));
         let _whole_steps = store.blocks.committing.write();
+        let limit = Limit {
+            factor: commit.clip_factor.unwrap_or(1.0),
+            ..self.limit()
+        };
         let mut sum = Vec::new();
         for entry in &store.blocks.by_id {
             let id = *entry.key();
@@ -143,7 +148,12 @@ impl Shard {
             if let Some(snapshot) = &snapshot {
                 snapshot.copy_before_write(id, &mut block);
             }
-            block.commit(commit, store.rule(id), lowered_to, &mut sum)?;
+            // Changes of averaged variables are no gradients.
+            let limit = match store.map.is_trained(id) {
+                true => limit,
+                false => Limit::NONE,
+            };
+            block.commit(commit, store.rule(id), lowered_to, limit, &mut sum)?;
             if !commit.contributors.is_empty() {
                 self.counters.applied(began.elapsed(), 0);
             }
@@ -155,6 +165,32 @@ impl Shard {
         store.blocks.none_staged();
         self.counters.staged_bytes.set(0.0);
         Ok(())
+    }
+
+    /// Returns this shard's part in the norm of a step: the sum of the squares of the mean of its gradients.
+    ///
+    /// # Errors
+    /// If the shard lacks one of the gradients.
+    pub(crate) fn squares(&self, step: &Commit, store: &Store) -> Result<f64, NotCommitted> {
+        let mut sum = Vec::new();
+        let mut of_blocks = BTreeMap::new();
+        for entry in &store.blocks.by_id {
+            let id = *entry.key();
+            if store.map.is_trained(id) {
+                let squares = entry.lock().squares(step, self.limit(), &mut sum)?;
+                of_blocks.insert(id, squares);
+            }
+        }
+        // In the order of the blocks, so that the sum is the same in each run.
+        Ok(of_blocks.into_values().sum())
+    }
+
+    /// Returns the limit of the elements of a mean over all workers.
+    fn limit(&self) -> Limit {
+        Limit {
+            value: self.job.clip_value.filter(|_| self.job.servers_clip()),
+            ..Limit::NONE
+        }
     }
 
     /// Returns the newest view that the shard has caught up with.

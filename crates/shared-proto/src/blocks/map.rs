@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BlockId, VariableSpec};
 use crate::ids::{Epoch, Task};
+use crate::kind::VariableKind;
 use crate::payload::Elements;
 use crate::refusal::{Reason, Refusal};
 use crate::table::{Rows, TableSpec};
@@ -206,6 +207,15 @@ impl ShardMap {
     pub fn takes_updates(&self, id: BlockId) -> bool {
         match self.owner(id) {
             Some(Found::Variable(variable)) => variable.spec.kind.takes_updates(),
+            Some(Found::Table(_)) => true,
+            None => false,
+        }
+    }
+
+    /// Returns whether an optimizer changes a block by its gradients.
+    pub fn is_trained(&self, id: BlockId) -> bool {
+        match self.owner(id) {
+            Some(Found::Variable(variable)) => variable.spec.kind == VariableKind::Trained,
             Some(Found::Table(_)) => true,
             None => false,
         }

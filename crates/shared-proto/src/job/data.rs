@@ -52,6 +52,12 @@ pub struct Data {
     /// CSV, Parquet, LIBSVM: what becomes of a sample without a label.
     #[serde(skip_serializing_if = "is_default")]
     pub missing_label: MissingLabel,
+    /// CSV, Parquet: the column with the weight of each sample in loss and metrics. Absent: all samples count alike.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<String>,
+    /// The weights of classes in loss and metrics, by label. Classes that are not here have the weight 1.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub class_weight: BTreeMap<String, f32>,
     /// CSV, Parquet: the types of columns, by name. Columns that are not here are numbers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub columns: BTreeMap<String, ColumnType>,
@@ -222,6 +228,8 @@ impl Default for Data {
             missing_texts: None,
             missing_label: MissingLabel::Error,
             columns: BTreeMap::new(),
+            weight: None,
+            class_weight: BTreeMap::new(),
             pictures: None,
             options: toml::Table::new(),
         }
@@ -240,6 +248,24 @@ impl Data {
                 field: "data.delimiter",
                 value: format!("{delimiter:?}"),
                 expected: "must be one ASCII character, such as \";\" or \"\\t\"",
+            });
+        }
+        if let Some(weight) = self
+            .class_weight
+            .values()
+            .find(|w| !w.is_finite() || **w < 0.0)
+        {
+            return Err(JobError::Setting {
+                field: "data.class_weight",
+                value: weight.to_string(),
+                expected: "must be finite numbers, at least 0",
+            });
+        }
+        if self.weight.as_ref() == Some(&self.label) {
+            return Err(JobError::Setting {
+                field: "data.weight",
+                value: format!("{:?}", self.label),
+                expected: "must name another column than data.label",
             });
         }
         if self.header && self.column_names.is_some() {

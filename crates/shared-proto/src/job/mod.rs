@@ -87,10 +87,11 @@ pub struct Job {
     pub accumulate: u32,
     /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,
-    /// Largest absolute value of an element of a worker's gradients; larger ones are set to it.
+    /// Largest absolute value of an element of a step's gradient; larger ones are set to it. The gradient of a step is the mean over all
+    /// workers in sync mode and in rings, and that of one worker otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_value: Option<f32>,
-    /// Largest global norm of a worker's gradients, after `clip_value`; longer ones are scaled down to it.
+    /// Largest global norm of a step's gradient, after `clip_value`; a longer one is scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
     /// The share of the weights' exponential moving average that remains after an update. Servers keep the average beside
@@ -170,7 +171,7 @@ impl Default for Job {
     }
 }
 
-/// The limits on a worker's gradients.
+/// The limits on the gradient of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Clip {
     /// The largest absolute value of an element; larger ones are set to it.
@@ -449,11 +450,26 @@ impl Job {
         }
     }
 
-    /// Returns the limits on a worker's gradients.
+    /// Returns the limits on the gradient of a step.
     pub fn clip(&self) -> Clip {
         Clip {
             value: self.clip_value,
             norm: self.clip_norm,
+        }
+    }
+
+    /// Returns whether the servers limit the mean over all workers, in place of the workers, each of which would limit its own gradient.
+    pub fn servers_clip(&self) -> bool {
+        self.strategy.name == StrategyName::ParameterServer
+            && self.strategy.mode == Mode::Sync
+            && self.clip() != Clip::default()
+    }
+
+    /// Returns the limits that a worker applies.
+    pub fn worker_clip(&self) -> Clip {
+        match self.servers_clip() {
+            true => Clip::default(),
+            false => self.clip(),
         }
     }
 

@@ -12,8 +12,8 @@ epochs = 20             # passes over the training data
 batch_size = 32         # samples that a worker computes together
 accumulate = 1          # batches in a worker's step, as if it had one so many times as large (not in batch normalisation)
 non_finite = "fail"     # fail | skip: the response to a step with a NaN or infinite gradient
-#: clip_value = 1.0     # limit each element of a worker's gradients to this absolute value
-#: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
+#: clip_value = 1.0     # limit each element of a step's gradient (in sync mode the mean over all workers) to this absolute value
+#: clip_norm = 1.0      # scale a step's gradient down to this global norm where it exceeds it
 #: ema_decay = 0.999    # evaluate and save a moving average of the weights; the share of it that remains in an update
 log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
 evaluations = "each-epoch" # each-epoch | last: the passes after which a worker evaluates the model
@@ -30,6 +30,8 @@ prefetch = 1            # batches that a worker reads before it needs them, whil
 stream = false          # true: samples stay in their files and are read in each pass (docs/data.md)
 shuffle_mebibytes = 64  # streamed data: how much of the files is shuffled together; a worker holds twice as much
 #: columns = { city = { type = "category", buckets = 9 } } # csv, parquet: what columns are (docs/data.md)
+#: weight = "importance" # csv, parquet: the column with the weight of each sample in loss and metrics
+#: class_weight = { "1" = 5.0 } # the weights of labels in loss and metrics; others have 1
 #: pictures = { flip = true, crop = 4 } # samples that are pictures: how they are resized and varied (docs/data.md)
 #: options = { arms = 3 } # settings of the source's own (docs/data.md), or of one that you have written
 

@@ -98,7 +98,7 @@ impl Name {
                 of,
                 root,
                 sum: 0.0,
-                count: 0,
+                weight: 0.0,
             })
         };
         let pairs = |value| -> Box<dyn Metric> { Box::new(Pairs::new(loss, value)) };
@@ -107,12 +107,12 @@ impl Name {
             Self::Top(most) => Box::new(Top {
                 most,
                 right: 0.0,
-                count: 0,
+                weight: 0.0,
             }),
             Self::LogLoss => Box::new(LogLoss {
                 loss: loss.plain(),
                 sum: 0.0,
-                count: 0,
+                weight: 0.0,
             }),
             Self::Rmse => mean(|scores, i| scores.error(i).powi(2), true),
             Self::Mae => mean(|scores, i| scores.error(i).abs(), false),
@@ -138,26 +138,27 @@ impl fmt::Display for Name {
     }
 }
 
-/// The mean of a number over all samples, or its root.
+/// The weighted mean of a number over all samples, or its root.
 struct Mean {
     loss: Loss,
     of: fn(&Scores, usize) -> f64,
     root: bool,
     sum: f64,
-    count: usize,
+    weight: f64,
 }
 
 impl Metric for Mean {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
         let scores = Scores::of(self.loss, outputs, batch)?;
         let samples = scores.samples();
-        self.sum += (0..samples).map(|i| (self.of)(&scores, i)).sum::<f64>();
-        self.count += samples;
+        let weighted = |i| scores.weight(i) * (self.of)(&scores, i);
+        self.sum += (0..samples).map(weighted).sum::<f64>();
+        self.weight += scores.weight_of_all();
         Ok(())
     }
 
     fn value(&mut self) -> f64 {
-        let mean = self.sum / self.count as f64;
+        let mean = self.sum / self.weight;
         if self.root { mean.sqrt() } else { mean }
     }
 }
@@ -166,41 +167,50 @@ impl Metric for Mean {
 struct Top {
     most: usize,
     right: f64,
-    count: usize,
+    weight: f64,
 }
 
 impl Metric for Top {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
         let scores = Scores::of(Loss::CrossEntropy { smoothing: 0.0 }, outputs, batch)?;
         let samples = scores.samples();
-        let right = (0..samples).map(|i| scores.is_right(i, self.most));
+        let right = (0..samples).map(|i| scores.weight(i) * scores.is_right(i, self.most));
         self.right += right.sum::<f64>();
-        self.count += samples;
+        self.weight += scores.weight_of_all();
         Ok(())
     }
 
     fn value(&mut self) -> f64 {
-        self.right / self.count as f64
+        self.right / self.weight
     }
 }
 
-/// The mean of the loss of each sample, computed in `f64`.
+/// The weighted mean of the loss of each sample, computed in `f64`.
 struct LogLoss {
     loss: Loss,
     sum: f64,
-    count: usize,
+    weight: f64,
 }
 
 impl Metric for LogLoss {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
         let losses = self.loss.of_each(&outputs.to_dtype(DType::F64)?, batch)?;
-        self.sum += losses.sum_all()?.to_scalar::<f64>()?;
-        self.count += losses.elem_count();
+        match batch.weights() {
+            Some(weights) => {
+                let weights = weights.to_dtype(DType::F64)?;
+                self.sum += (losses * &weights)?.sum_all()?.to_scalar::<f64>()?;
+                self.weight += weights.sum_all()?.to_scalar::<f64>()?;
+            }
+            None => {
+                self.sum += losses.sum_all()?.to_scalar::<f64>()?;
+                self.weight += losses.elem_count() as f64;
+            }
+        }
         Ok(())
     }
 
     fn value(&mut self) -> f64 {
-        self.sum / self.count as f64
+        self.sum / self.weight
     }
 }
 
@@ -259,6 +269,38 @@ mod tests {
         assert!((of(Name::LogLoss) - expected / 7.0).abs() < 1e-9);
         let predicted: f64 = logits.iter().map(|l| probability(*l)).sum();
         assert!((of(Name::Calibration) - predicted / 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_sample_of_weight_three_counts_as_three_samples() {
+        let logits = [2.0, -1.0, 0.5, 0.5, -0.5, 3.0, -2.0];
+        let targets = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0];
+        let weights = [1, 3, 2, 1, 4, 0, 2];
+        let repeat = |numbers: &[f32]| -> Vec<f32> {
+            let times = numbers.iter().zip(weights);
+            times.flat_map(|(n, times)| vec![*n; times]).collect()
+        };
+        let target = Tensor::new(&targets, &Cpu).unwrap();
+        let weighted = Tensor::new(&weights.map(|weight| weight as f32), &Cpu).unwrap();
+        let batch = Batch::of(7).with_target("y", target).with_weights(weighted);
+        let outputs = Tensor::new(&logits, &Cpu).unwrap().reshape((7, 1)).unwrap();
+        let (batches, repeated) = binary(&repeat(&logits), &repeat(&targets));
+        for (name, loss) in [
+            (Name::Accuracy, BINARY),
+            (Name::Auc, BINARY),
+            (Name::LogLoss, BINARY),
+            (Name::F1, BINARY),
+            (Name::Calibration, BINARY),
+            (Name::Rmse, Loss::MeanSquaredError),
+            (Name::Mae, Loss::MeanSquaredError),
+        ] {
+            let found = measure(name, loss, &[batch.clone()], &[outputs.clone()]);
+            let expected = measure(name, loss, &batches, &repeated);
+            assert!(
+                (found - expected).abs() < 1e-12,
+                "{name}: {found} {expected}"
+            );
+        }
     }
 
     #[test]

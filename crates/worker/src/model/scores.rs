@@ -13,6 +13,10 @@ pub(super) struct Scores {
     outputs: Vec<f32>,
     /// The target of each sample, or of each of its numbers.
     pub(super) targets: Vec<f32>,
+    /// The weight of each sample, if they differ.
+    weights: Option<Vec<f32>>,
+    /// The numbers of a target.
+    of_target: usize,
 }
 
 impl Scores {
@@ -35,6 +39,8 @@ impl Scores {
             },
             outputs: numbers(&outputs)?,
             targets: numbers(target)?,
+            weights: batch.weights().map(numbers).transpose()?,
+            of_target: (target.elem_count() / batch.samples().max(1)).max(1),
         })
     }
 
@@ -43,6 +49,18 @@ impl Scores {
         self.targets
             .len()
             .min(self.outputs.len() / self.width.max(1))
+    }
+
+    /// Returns the weight of a sample.
+    pub(super) fn weight(&self, sample: usize) -> f64 {
+        let weights = self.weights.as_ref();
+        let weight = weights.and_then(|weights| weights.get(sample / self.of_target));
+        weight.copied().map_or(1.0, f64::from)
+    }
+
+    /// Returns the weight of all samples.
+    pub(super) fn weight_of_all(&self) -> f64 {
+        (0..self.samples()).map(|sample| self.weight(sample)).sum()
     }
 
     fn row(&self, sample: usize) -> &[f32] {

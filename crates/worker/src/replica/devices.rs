@@ -72,7 +72,7 @@ impl DeviceReplicas {
                 "{count} devices are given, and `strategy.name = \"one-device\"` takes one; use \"mirrored\""
             )));
         }
-        let clip = job.clip();
+        let clip = job.worker_clip();
         if strategy == StrategyName::ModelParallel {
             return Self::in_stages(job, registry, devices).await;
         }
@@ -125,7 +125,7 @@ impl DeviceReplicas {
         tell(devices);
         Ok(Self {
             replicas,
-            clip: job.clip(),
+            clip: job.worker_clip(),
             central: false,
             adding: Adding::Nowhere,
         })

@@ -118,7 +118,7 @@ impl ModelReplica {
         let precision = precision(&job);
         // Gradients are clipped, and those of several batches added up, before any of them leaves.
         let is_whole = job.strategy.name != StrategyName::ModelParallel;
-        let (clips, accumulate) = (job.clip() != Clip::default(), job.accumulate);
+        let (clips, accumulate) = (job.worker_clip() != Clip::default(), job.accumulate);
         let fills_buckets = !clips && accumulate == 1 && is_whole;
         let stage_devices = if is_whole { 0 } else { devices.len() };
         let on_gpu = devices.first().is_some_and(|device| !device.is_cpu());

@@ -377,3 +377,41 @@ fn files_of_a_data_set_are_in_its_folder() {
         assert_says(&error, &["data.options.train", name]);
     }
 }
+
+#[test]
+fn samples_have_the_weight_of_their_column_times_that_of_their_label() {
+    let rows = "x,w,y\n1,0.5,no\n2,1,yes\n3,2,yes\n4,1,no\n";
+    let settings = "held_out = 0.25\nlabel = \"y\"\nweight = \"w\"\nclass_weight = { yes = 3.0 }\n";
+    let mut dataset = load_forms("csv", "a.csv", rows.as_bytes(), settings).unwrap();
+    assert_eq!(dataset.signature.inputs[0].shape, [1]);
+    let mut found = Vec::new();
+    for samples in [&mut dataset.training, &mut dataset.evaluation] {
+        let read = samples.read(Order::Stored, 0..samples.count()).unwrap();
+        let batch = Batch::of_samples(read, &Device::Cpu).unwrap();
+        let inputs = batch.input_of("inputs").unwrap().flatten_all().unwrap();
+        let weights = batch.weights().unwrap().to_vec1::<f32>().unwrap();
+        found.extend(inputs.to_vec1::<f32>().unwrap().into_iter().zip(weights));
+    }
+    found.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let weights: Vec<f32> = found.into_iter().map(|(_, weight)| weight).collect();
+    assert_eq!(weights, [0.5, 3.0, 6.0, 1.0]);
+
+    for (rows, settings, named) in [
+        (rows.replace("0.5", "-0.5"), settings, ["line 2", "\"w\""]),
+        (rows.replace("0.5", ""), settings, ["line 2", "\"w\""]),
+        (rows.replace("w,", "v,"), settings, ["data.weight", "\"w\""]),
+        (
+            rows.to_owned(),
+            "label = \"y\"\nclass_weight = { maybe = 3.0 }\n",
+            ["\"maybe\"", "no, yes"],
+        ),
+        (
+            rows.to_owned(),
+            "label = \"y\"\ntarget = \"number\"\nclass_weight = { no = 3.0 }\ncolumns.x = { type = \"number\" }\n",
+            ["label", "no"],
+        ),
+    ] {
+        let error = load_forms("csv", "a.csv", rows.as_bytes(), settings);
+        assert_says(&error.unwrap_err(), &named);
+    }
+}

@@ -200,6 +200,7 @@ impl Cluster {
             self.durable.training.commit = Some(Commit {
                 step: counted,
                 contributors,
+                clip_factor: None,
             });
             self.must_persist();
         }

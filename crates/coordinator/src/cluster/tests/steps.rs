@@ -32,6 +32,67 @@ fn in_sync_mode_a_worker_that_skips_a_step_does_not_contribute_to_it() {
 }
 
 #[test]
+fn a_step_with_a_limit_is_committed_once_the_servers_know_its_norm() {
+    let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
+    let server = scene.cluster.servers()[0];
+    scene.cluster.job.clip_norm = Some(2.0);
+    scene.finish(tasks[0]);
+    assert_eq!(scene.cluster.refresh_view().measured, None);
+    scene.finish(tasks[1]);
+    let measured = scene.cluster.refresh_view().measured.clone().unwrap();
+    assert_eq!(measured.contributors, [(tasks[0], 5), (tasks[1], 5)]);
+    // Another coordinator process has the step measured again.
+    let mut resumed = scene.resumed();
+    assert_eq!(resumed.refresh_view().measured, Some(measured.clone()));
+
+    let epoch = scene.cluster.epoch().0;
+    let right = wire::NormReport {
+        shard: 0,
+        epoch,
+        step: measured.step.0,
+        squares: 64.0,
+    };
+    let impossible = wire::NormReport {
+        squares: f64::NAN,
+        ..right
+    };
+    let refused = scene.cluster.measured(scene.now, server, &impossible);
+    assert_eq!(refused.unwrap_err().reason, Reason::Malformed);
+    for (task, report) in [
+        (server, wire::NormReport { shard: 1, ..right }),
+        (server, wire::NormReport { step: 7, ..right }),
+        (
+            server,
+            wire::NormReport {
+                epoch: epoch + 1,
+                ..right
+            },
+        ),
+        (tasks[0], right),
+    ] {
+        scene.cluster.measured(scene.now, task, &report).unwrap();
+        assert_eq!(scene.cluster.refresh_view().commit, None);
+    }
+    scene.cluster.measured(scene.now, server, &right).unwrap();
+    let view = scene.cluster.refresh_view().clone();
+    let commit = view.commit.unwrap();
+    assert_eq!((commit.step, commit.clip_factor), (Clock(0), Some(0.25)));
+    assert_eq!(view.measured, None);
+
+    // A norm within the limit is no factor.
+    scene.finish(tasks[0]);
+    scene.finish(tasks[1]);
+    let within = wire::NormReport {
+        step: 1,
+        squares: 4.0,
+        ..right
+    };
+    scene.cluster.measured(scene.now, server, &within).unwrap();
+    let commit = scene.cluster.refresh_view().commit.clone().unwrap();
+    assert_eq!((commit.step, commit.clip_factor), (Clock(1), None));
+}
+
+#[test]
 fn a_worker_tells_a_restarted_coordinator_how_often_it_has_pushed() {
     let (mut scene, tasks) = Scene::training(Mode::Async, 1);
     scene.finish(tasks[0]);

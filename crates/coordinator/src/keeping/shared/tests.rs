@@ -94,6 +94,7 @@ async fn a_part_is_answered_with_its_commit_or_the_end_of_its_epoch_or_of_the_jo
             view.commit = Some(Commit {
                 step: Clock(5),
                 contributors: Vec::new(),
+                clip_factor: None,
             });
         },
         |view| view.epoch = Epoch(3),
@@ -110,6 +111,7 @@ async fn a_part_is_answered_with_its_commit_or_the_end_of_its_epoch_or_of_the_jo
                 view.commit = Some(Commit {
                     step: Clock(4),
                     contributors: Vec::new(),
+                    clip_factor: None,
                 });
                 view.epoch = Epoch(2);
             });

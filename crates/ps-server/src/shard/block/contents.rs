@@ -14,6 +14,42 @@ use table::bucket::SharedBucket;
 
 use super::heat::Heat;
 
+/// Limits of a sum of gradients: first of each element, then of the whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    /// The largest absolute value of an element.
+    pub(crate) value: Option<f32>,
+    /// The factor of all elements.
+    pub(crate) factor: f32,
+}
+
+impl Limit {
+    pub(crate) const NONE: Self = Self {
+        value: None,
+        factor: 1.0,
+    };
+
+    pub(super) fn is_none(self) -> bool {
+        self.value.is_none() && self.factor == 1.0
+    }
+
+    pub(super) fn apply(self, sum: &mut [f32]) {
+        if self.is_none() {
+            return;
+        }
+        let most = self.value.unwrap_or(f32::INFINITY);
+        for element in sum {
+            *element = element.clamp(-most, most) * self.factor;
+        }
+    }
+}
+
+/// Returns the sum of the squares of numbers.
+pub(super) fn squares(numbers: &[f32]) -> f64 {
+    let square = |number: &f32| f64::from(*number) * f64::from(*number);
+    numbers.iter().map(square).sum()
+}
+
 /// The values of a block, with the optimizer's state for them. The [`Block`](super::Block) around them has the version,
 /// the watermarks and the staged gradients.
 pub(crate) trait Contents: Debug + Send {
@@ -29,7 +65,7 @@ pub(crate) trait Contents: Debug + Send {
     /// If rows on disk cannot be read.
     fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Result<Elements, RowsLost>;
 
-    /// Applies the sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
+    /// Applies the limited sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
     /// all values that it has changed are finite.
     ///
     /// # Errors
@@ -39,8 +75,12 @@ pub(crate) trait Contents: Debug + Send {
         gradients: &[(f32, &Values)],
         rule: &VariableRule,
         update: Update,
+        limit: Limit,
         sum: &mut Vec<f32>,
     ) -> Result<bool, RowsLost>;
+
+    /// Returns the sum of the squares of the limited sum of gradients, each times its factor. `sum` is scratch memory.
+    fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, sum: &mut Vec<f32>) -> f64;
 
     /// Returns whether all values are finite.
     fn all_finite(&self) -> bool;

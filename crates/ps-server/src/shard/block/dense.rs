@@ -9,7 +9,7 @@ use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
 use shared_proto::values::Values;
 
-use super::contents::{Contents, RowsLost, SharedValues, Wanted};
+use super::contents::{Contents, Limit, RowsLost, SharedValues, Wanted, squares};
 
 /// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
 pub(super) const PART: usize = 2048;
@@ -74,10 +74,13 @@ impl Contents for Dense {
         gradients: &[(f32, &Values)],
         rule: &VariableRule,
         update: Update,
+        limit: Limit,
         _: &mut Vec<f32>,
     ) -> Result<bool, RowsLost> {
         let mut begun = self.begin(rule, update);
-        if let [(1.0, gradient)] = gradients {
+        if let [(1.0, gradient)] = gradients
+            && limit.is_none()
+        {
             gradient
                 .elements()
                 .for_parts(|range, part| begun.apply(range, part));
@@ -85,18 +88,18 @@ impl Contents for Dense {
         }
         let elements = begun.weights.len();
         // Summed and applied part by part, so that the sum does not leave the first-level cache.
-        let mut sum = [0.0; PART];
-        for start in (0..elements).step_by(PART) {
-            let range = start..elements.min(start + PART);
-            let sum = &mut sum[..range.len()];
-            sum.fill(0.0);
-            for (factor, gradient) in gradients {
-                let gradient = gradient.elements().slice(range.clone());
-                gradient.for_parts(|of, part| add(*factor, part, &mut sum[of]));
-            }
+        for_sums(gradients, elements, limit, |range, sum| {
             begun.apply_part(range, payload::in_place(sum));
-        }
+        });
         Ok(begun.finite)
+    }
+
+    fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, _: &mut Vec<f32>) -> f64 {
+        let mut all = 0.0;
+        for_sums(gradients, self.weights.len(), limit, |_, sum| {
+            all += squares(sum);
+        });
+        all
     }
 
     fn all_finite(&self) -> bool {
@@ -113,6 +116,27 @@ impl Contents for Dense {
             weights: payload::share(&self.weights),
             slots: payload::share(&self.slots),
         }
+    }
+}
+
+/// Sums gradients of so many elements, each times its factor, part by part, and hands over each limited sum.
+fn for_sums(
+    gradients: &[(f32, &Values)],
+    elements: usize,
+    limit: Limit,
+    mut take: impl FnMut(Range<usize>, &mut [f32]),
+) {
+    let mut sum = [0.0; PART];
+    for start in (0..elements).step_by(PART) {
+        let range = start..elements.min(start + PART);
+        let sum = &mut sum[..range.len()];
+        sum.fill(0.0);
+        for (factor, gradient) in gradients {
+            let gradient = gradient.elements().slice(range.clone());
+            gradient.for_parts(|of, part| add(*factor, part, &mut sum[of]));
+        }
+        limit.apply(sum);
+        take(range, sum);
     }
 }
 

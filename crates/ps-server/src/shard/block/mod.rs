@@ -27,7 +27,7 @@ use contents::{Contents, SharedValues};
 use dense::Dense;
 use rows::TableRows;
 
-pub(crate) use contents::{RowsLost, Wanted};
+pub(crate) use contents::{Limit, RowsLost, Wanted};
 pub(crate) use heat::Heat;
 pub(crate) use rows::BucketStorage;
 
@@ -349,7 +349,13 @@ impl Block {
         // A watermark without its update would lose the update.
         let made = self.version.next();
         let lowered_to = view.learning_rate_factor;
-        self.update(&[(1.0, gradient)], rule, lowered_to, &mut Vec::new())?;
+        self.update(
+            &[(1.0, gradient)],
+            rule,
+            lowered_to,
+            Limit::NONE,
+            &mut Vec::new(),
+        )?;
         self.take(from, made, view);
         Ok(Applied {
             version: self.version,
@@ -376,21 +382,26 @@ impl Block {
         commit: &Commit,
         rule: &VariableRule,
         lowered_to: f64,
+        limit: Limit,
         sum: &mut Vec<f32>,
     ) -> Result<(), NotCommitted> {
-        let total: u64 = commit.contributors.iter().map(|(_, samples)| samples).sum();
-        let mut staged = std::mem::take(&mut self.staged);
-        let mut mean = Vec::with_capacity(commit.contributors.len());
-        for (task, samples) in &commit.contributors {
-            let own = staged.remove(task).filter(|s| s.clock == commit.step);
-            let share = (*samples as f64 / total.max(1) as f64) as f32;
-            mean.push((share, own.ok_or(NotCommitted::NotStaged(*task))?.gradient));
-        }
+        let staged = std::mem::take(&mut self.staged);
+        let mean = mean(&staged, commit)?;
         if !mean.is_empty() {
-            let mean: Vec<_> = mean.iter().map(|(share, of)| (*share, of)).collect();
-            self.update(&mean, rule, lowered_to, sum)?;
+            self.update(&mean, rule, lowered_to, limit, sum)?;
         }
         Ok(())
+    }
+
+    /// Returns the sum of the squares of the mean that [`Self::commit`] would apply. `sum` is scratch memory.
+    pub(crate) fn squares(
+        &self,
+        commit: &Commit,
+        limit: Limit,
+        sum: &mut Vec<f32>,
+    ) -> Result<f64, NotCommitted> {
+        let mean = mean(&self.staged, commit)?;
+        Ok(self.contents.squares(&mean, limit, sum))
     }
 
     /// Updates the contents by a sum of gradients, and raises the version. Changes nothing if it fails.
@@ -399,16 +410,32 @@ impl Block {
         gradients: &[(f32, &Values)],
         rule: &VariableRule,
         lowered_to: f64,
+        limit: Limit,
         sum: &mut Vec<f32>,
     ) -> Result<(), RowsLost> {
         let update = rule.update_after(self.version.0, lowered_to);
-        let finite = self.contents.update(gradients, rule, update, sum)?;
+        let finite = self.contents.update(gradients, rule, update, limit, sum)?;
         if !planted!(SameVersion) {
             self.version = self.version.next();
         }
         self.non_finite |= !finite;
         Ok(())
     }
+}
+
+/// Returns the staged gradients of a step, each with its share of the samples, in the order of the contributors.
+fn mean<'a>(
+    staged: &'a BTreeMap<Task, Staged>,
+    commit: &Commit,
+) -> Result<Vec<(f32, &'a Values)>, NotCommitted> {
+    let total: u64 = commit.contributors.iter().map(|(_, samples)| samples).sum();
+    let of = |(task, samples): &(Task, u64)| {
+        let own = staged.get(task).filter(|own| own.clock == commit.step);
+        let own = own.ok_or(NotCommitted::NotStaged(*task))?;
+        let share = (*samples as f64 / total.max(1) as f64) as f32;
+        Ok((share, &own.gradient))
+    };
+    commit.contributors.iter().map(of).collect()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use shared_proto::wire;
 use table::bucket::{Bucket, Updated};
 use table::disk::RowFile;
 
-use super::contents::{Contents, RowsLost, SharedValues, Wanted};
+use super::contents::{Contents, Limit, RowsLost, SharedValues, Wanted, squares};
 use super::heat::Heat;
 
 /// The options for the rows of a bucket.
@@ -115,6 +115,18 @@ impl TableRows {
         self.counters.read_from_disk.increment(read);
     }
 
+    /// Sums the gradients of rows, each times its factor. Returns the ids of the limited sum.
+    fn sum(&self, rows: Vec<(f32, &Rows)>, limit: Limit, sum: &mut Vec<f32>) -> Vec<u64> {
+        let ids = union(&rows);
+        sum.clear();
+        sum.resize(ids.len() * self.dimension, 0.0);
+        for (factor, rows) in rows {
+            add(factor, rows, &ids, self.dimension, sum);
+        }
+        limit.apply(sum);
+        ids
+    }
+
     fn update_rows(
         &mut self,
         ids: &[u64],
@@ -169,11 +181,14 @@ impl Contents for TableRows {
         gradients: &[(f32, &Values)],
         _: &VariableRule,
         update: Update,
+        limit: Limit,
         sum: &mut Vec<f32>,
     ) -> Result<bool, RowsLost> {
         let rows: Vec<(f32, &Rows)> = gradients.iter().filter_map(rows_of).collect();
         let rate = update.learning_rate;
-        if let [(1.0, rows)] = rows[..] {
+        if let [(1.0, rows)] = rows[..]
+            && limit.is_none()
+        {
             return match rows.values.as_f32() {
                 Some(gradients) => self.update_rows(&rows.ids, gradients, rate),
                 None => {
@@ -184,13 +199,13 @@ impl Contents for TableRows {
                 }
             };
         }
-        let ids = union(&rows);
-        sum.clear();
-        sum.resize(ids.len() * self.dimension, 0.0);
-        for (factor, rows) in rows {
-            add(factor, rows, &ids, self.dimension, sum);
-        }
+        let ids = self.sum(rows, limit, sum);
         self.update_rows(&ids, payload::in_place(sum), rate)
+    }
+
+    fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, sum: &mut Vec<f32>) -> f64 {
+        self.sum(gradients.iter().filter_map(rows_of).collect(), limit, sum);
+        squares(sum)
     }
 
     fn all_finite(&self) -> bool {

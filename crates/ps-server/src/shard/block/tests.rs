@@ -266,29 +266,64 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
     let mut commit = Commit {
         step: Clock(5),
         contributors: vec![(worker(0, 1), 2), (worker(1, 1), 1)],
+        clip_factor: None,
     };
     let mut mean = Vec::new();
-    block.commit(&commit, &sgd(1.0), 1.0, &mut mean).unwrap();
+    block
+        .commit(&commit, &sgd(1.0), 1.0, Limit::NONE, &mut mean)
+        .unwrap();
     assert_eq!(weights(&mut block), [-2.0]);
     assert!(block.version() == Version(1) && block.staged.is_empty());
 
     let nobody = Commit {
         step: Clock(6),
         contributors: Vec::new(),
+        clip_factor: None,
     };
-    block.commit(&nobody, &sgd(1.0), 1.0, &mut mean).unwrap();
+    block
+        .commit(&nobody, &sgd(1.0), 1.0, Limit::NONE, &mut mean)
+        .unwrap();
     assert_eq!(
         (weights(&mut block), block.version()),
         (vec![-2.0], Version(1))
     );
 
     commit.step = Clock(6);
-    let missing = block.commit(&commit, &sgd(1.0), 1.0, &mut mean);
+    let missing = block.commit(&commit, &sgd(1.0), 1.0, Limit::NONE, &mut mean);
     assert_eq!(missing, Err(NotCommitted::NotStaged(worker(0, 1))));
     assert_eq!(
         (weights(&mut block), block.version()),
         (vec![-2.0], Version(1))
     );
+}
+
+#[test]
+fn the_limits_of_a_step_are_those_of_the_mean_over_all_workers() {
+    let (mut block, view) = (block(&[0.0, 0.0]), View::default());
+    for (index, gradient) in [(0, [6.0, 0.0]), (1, [0.0, 8.0])] {
+        let gradient = self::gradient(&gradient);
+        block.stage(&from(worker(index, 1), 5, 1), &view, gradient);
+    }
+    let commit = Commit {
+        step: Clock(5),
+        contributors: vec![(worker(0, 1), 1), (worker(1, 1), 1)],
+        clip_factor: Some(0.5),
+    };
+    let mut sum = Vec::new();
+    // The mean is (3, 4).
+    assert_eq!(block.squares(&commit, Limit::NONE, &mut sum), Ok(25.0));
+    let limit = Limit {
+        value: Some(3.5),
+        factor: 1.0,
+    };
+    assert_eq!(block.squares(&commit, limit, &mut sum), Ok(9.0 + 12.25));
+    let limit = Limit {
+        factor: 0.5,
+        ..limit
+    };
+    let committed = block.commit(&commit, &sgd(1.0), 1.0, limit, &mut sum);
+    assert_eq!(committed, Ok(()));
+    assert_eq!(weights(&mut block), [-1.5, -1.75]);
 }
 
 #[test]
@@ -313,9 +348,10 @@ fn the_mean_of_a_long_block_has_the_same_bits_as_one_computed_element_by_element
     let commit = Commit {
         step: Clock(5),
         contributors,
+        clip_factor: None,
     };
     block
-        .commit(&commit, &sgd(1.0), 1.0, &mut Vec::new())
+        .commit(&commit, &sgd(1.0), 1.0, Limit::NONE, &mut Vec::new())
         .unwrap();
 
     let gradients = gradients.map(|(samples, gradient)| (samples, gradient.to_vec()));

@@ -109,7 +109,7 @@ impl Thread {
         step: Step,
     ) -> Result<Computed, ReplicaError> {
         let (loss, mut gradients) = self.compute_gradients(positions, step)?;
-        gradients.norm = self.clip_gradients(self.job.clip())?;
+        gradients.norm = self.clip_gradients(self.job.worker_clip())?;
         Ok(Computed::new(loss_value(&loss)?, gradients))
     }
 

@@ -57,7 +57,7 @@ impl Thread {
             let model = self.job.model.name.clone();
             return Err(ReplicaError::Unsynchronised(model));
         }
-        let clip = self.job.clip();
+        let clip = self.job.worker_clip();
         let gradients = self.variables.finish_gradients(sum, &rows, before, clip)?;
         Ok(Computed::new(loss, gradients))
     }
