@@ -144,7 +144,14 @@ impl Cluster {
         }
         self.evaluate_when_at_rest();
         let exhausted = self.exhausted();
-        if let Some(evaluation) = self.durable.evaluations.lease(task, exhausted) {
+        // A step whose norm is being measured is committed first.
+        let measuring = self.step_to_measure().is_some();
+        let evaluations = &mut self.durable.evaluations;
+        let leased = match measuring {
+            true => None,
+            false => evaluations.lease(task, exhausted),
+        };
+        if let Some(evaluation) = leased {
             self.must_persist();
             return Work::Evaluate {
                 data_epoch: evaluation.data_epoch,

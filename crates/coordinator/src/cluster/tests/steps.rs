@@ -41,6 +41,10 @@ fn a_step_with_a_limit_is_committed_once_the_servers_know_its_norm() {
     scene.finish(tasks[1]);
     let measured = scene.cluster.refresh_view().measured.clone().unwrap();
     assert_eq!(measured.contributors, [(tasks[0], 5), (tasks[1], 5)]);
+    // No evaluation comes before the commit.
+    scene.cluster.durable.evaluations.due.push_back(0);
+    assert!(matches!(scene.work(tasks[0]).0, Work::Idle(_)));
+    scene.cluster.durable.evaluations.due.clear();
     // Another coordinator process has the step measured again.
     let mut resumed = scene.resumed();
     assert_eq!(resumed.refresh_view().measured, Some(measured.clone()));
