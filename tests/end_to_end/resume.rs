@@ -91,6 +91,7 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         "data.column_names=[\"x\"]",
         Refused("data.column_names"),
     ),
+    ("data.decimal", "data.decimal=\",\"", Resumes),
     ("data.missing", "data.missing=\"mean\"", Resumes),
     ("data.missing_texts", "data.missing_texts=[\"-\"]", Resumes),
     ("data.missing_label", "data.missing_label=skip", Resumes),

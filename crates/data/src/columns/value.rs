@@ -1,6 +1,6 @@
 //! The value of a cell in the type in which its file has it. Values that are equal as numbers have the same text, so that
-//! categories, ids and labels do not depend on the form of a file, and never pass through a floating-point number. Booleans of
-//! Parquet are the numbers 0 and 1.
+//! categories, ids and labels do not depend on the form of a file, and never pass through a floating-point number. Booleans have the
+//! texts that pandas writes, `True` and `False`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -25,6 +25,7 @@ pub(crate) enum Value<'a> {
     },
     Double(f64),
     Single(f32),
+    Boolean(bool),
     /// A date, as days since 1970.
     Days(f64),
 }
@@ -44,6 +45,7 @@ impl Value<'_> {
             Self::Decimal { unscaled, scale } => format!("{unscaled}e{}", -scale).parse().ok()?,
             Self::Double(number) => number,
             Self::Single(number) => number.into(),
+            Self::Boolean(truth) => u8::from(truth).into(),
             Self::Missing | Self::Days(_) => return None,
         };
         Some(number).filter(|number: &f64| (*number as f32).is_finite())
@@ -67,6 +69,8 @@ impl Value<'_> {
             Self::Missing => return Some(Cow::Borrowed("")),
             Self::Text(text) => return Some(Cow::Borrowed(text)),
             Self::Days(_) => return None,
+            Self::Boolean(true) => return Some(Cow::Borrowed("True")),
+            Self::Boolean(false) => return Some(Cow::Borrowed("False")),
             Self::Integer(number) => return Some(Cow::Owned(number.to_string())),
             Self::Decimal { unscaled, scale } => format!("{unscaled}e{}", -scale),
             Self::Double(number) => number.to_string(),
@@ -83,6 +87,9 @@ impl Value<'_> {
         let kind = match self.days(None) {
             Some(_) => "type = \"date\"",
             None => match self {
+                Self::Text(text) if has_decimal_comma(text) => {
+                    return "; for numbers with a comma before their fraction, set data.decimal to \",\"".to_owned();
+                }
                 Self::Text(_) => "type = \"category\"",
                 Self::Missing => "type = \"number\", missing = \"mean\"",
                 _ => "type = \"ignore\"",
@@ -96,6 +103,11 @@ impl Value<'_> {
         let key = key(column);
         format!("; add this line to [data.columns]: {key} = {{ {kind} }}{other}")
     }
+}
+
+/// Returns whether a text is a number but for one comma.
+fn has_decimal_comma(text: &str) -> bool {
+    text.contains(',') && text.replacen(',', ".", 1).parse::<f64>().is_ok()
 }
 
 /// Returns a column's name as a key of a job file.
@@ -116,6 +128,7 @@ impl fmt::Display for Value<'_> {
             Self::Double(number) => write!(f, "{number}"),
             Self::Single(number) => write!(f, "{number}"),
             Self::Decimal { .. } => f.write_str(self.text().as_deref().unwrap_or_default()),
+            Self::Boolean(_) => f.write_str(self.text().as_deref().unwrap_or_default()),
             Self::Days(_) => f.write_str("a date"),
         }
     }
@@ -171,11 +184,21 @@ pub(crate) fn number_text(text: &str) -> Option<Cow<'_, str>> {
     }))
 }
 
-/// Returns a text as a rule knows it: if the training samples have numbers, that of its number.
+/// Returns a text as a rule knows it: if the training samples have numbers, that of its number. Earlier releases took the booleans of Parquet
+/// for numbers.
 pub(crate) fn known(text: &str, numbers: bool) -> Cow<'_, str> {
-    match number_text(text).filter(|_| numbers) {
+    match number_text(text).or(truth_text(text)).filter(|_| numbers) {
         Some(number) => number,
         None => Cow::Borrowed(text),
+    }
+}
+
+/// Returns the text of a boolean as a number.
+pub(crate) fn truth_text(text: &str) -> Option<Cow<'_, str>> {
+    match text {
+        "True" => Some(Cow::Borrowed("1")),
+        "False" => Some(Cow::Borrowed("0")),
+        _ => None,
     }
 }
 
@@ -262,6 +285,7 @@ mod tests {
                 },
                 "12000",
             ),
+            (Value::Boolean(true), "True"),
             (Value::Text("007"), "007"),
             (Value::Missing, ""),
         ] {
@@ -278,6 +302,7 @@ mod tests {
             ),
             (Value::Text("True"), Some(1.0)),
             (Value::Text("false"), Some(0.0)),
+            (Value::Boolean(true), Some(1.0)),
             (Value::Text("yes"), None),
             (Value::Double(f64::NAN), None),
             (Value::Double(1e300), None),

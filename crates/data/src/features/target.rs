@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use shared_proto::job::TargetKind;
 
 use crate::columns::texts::Texts;
-use crate::columns::value::{known, number_text};
+use crate::columns::value::{known, number_text, truth_text};
 use crate::error::InputError;
 use crate::place::Place;
 use crate::samples::column::Column;
@@ -198,15 +198,18 @@ impl Target {
     pub(crate) fn column(&self, name: &str, labels: &Texts) -> Result<Column, InputError> {
         match self {
             Self::Class { numbers, count } => {
-                let ids = each(labels, |text| numbers.get(text).copied(), UNKNOWN)?;
+                let ids = each(labels, |text| of_label(numbers, text), UNKNOWN)?;
                 Ok(Column::category(name, ids, *count))
             }
             Self::Binary { values } => {
-                let values = each(labels, |text| values.get(text).copied(), UNKNOWN)?;
+                let values = each(labels, |text| of_label(values, text), UNKNOWN)?;
                 Ok(Column::binary(name, values))
             }
             Self::Number {} => {
-                let number = |text: &str| text.parse().ok().filter(|v: &f32| v.is_finite());
+                let number = |text: &str| {
+                    let number = truth_text(text).unwrap_or(text.into());
+                    number.parse().ok().filter(|v: &f32| v.is_finite())
+                };
                 let values = each(labels, number, "is no finite number")?;
                 Ok(Column::numbers(name, Vec::new(), values))
             }
@@ -250,6 +253,12 @@ impl Target {
             Self::Number {} => Column::numbers(name, Vec::new(), vec![0.0; samples]),
         }
     }
+}
+
+/// Returns the value of a label. Earlier releases took the booleans of Parquet for numbers.
+fn of_label<T: Copy>(labels: &BTreeMap<String, T>, text: &str) -> Option<T> {
+    let as_number = || labels.get(truth_text(text)?.as_ref());
+    labels.get(text).or_else(as_number).copied()
 }
 
 const UNKNOWN: &str = "does not occur in the training data";

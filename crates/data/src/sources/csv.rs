@@ -282,7 +282,11 @@ impl Chunks for CsvFiles {
                 ));
             }
             for (column, field) in row.iter().enumerate() {
-                let value = match field {
+                let with_point = match text.form.decimal_comma {
+                    true => with_point(field),
+                    false => None,
+                };
+                let value = match with_point.as_deref().unwrap_or(field) {
                     "" => Value::Missing,
                     field => Value::Text(field),
                 };
@@ -365,6 +369,8 @@ fn read_header(
 #[derive(Clone, Copy, Debug)]
 struct Form {
     delimiter: u8,
+    /// True if numbers have a comma before their fraction.
+    decimal_comma: bool,
     /// True if the first line has the columns' names.
     header: bool,
 }
@@ -398,6 +404,7 @@ impl Form {
         };
         Ok(Self {
             delimiter,
+            decimal_comma: settings.decimal == ',',
             header: settings.header,
         })
     }
@@ -411,6 +418,13 @@ impl Form {
             .trim(Trim::All)
             .from_reader(from)
     }
+}
+
+/// Returns a number that has a comma before its fraction with a point instead; none if the text is no such number.
+fn with_point(text: &str) -> Option<String> {
+    let with_point = text.replacen(',', ".", 1);
+    let is_number = text.contains(',') && with_point.parse::<f64>().is_ok();
+    is_number.then_some(with_point)
 }
 
 /// The bytes of a first line that are searched for its delimiter.

@@ -32,7 +32,10 @@ impl Source for Npy {
         setup.only(&["most"])?;
         let folder = setup.dir()?;
         let mut paths = files::in_folder(folder)?;
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "npy"));
+        paths.retain(|path| {
+            path.extension()
+                .is_some_and(|extension| extension.eq_ignore_ascii_case("npy"))
+        });
         if paths.is_empty() {
             return Err(InputError::Missing {
                 folder: folder.to_owned(),
@@ -335,10 +338,10 @@ impl Header {
         let shape: Result<Vec<usize>, _> = sizes.map(str::parse).collect();
         let size = match kind {
             // candle writes the latter.
-            "|u1" | "<u1" => 1,
-            "<f2" => 2,
-            "<f4" | "<i4" | "<u4" => 4,
-            "<f8" | "<i8" => 8,
+            "|u1" | "<u1" | ">u1" => 1,
+            "<f2" | ">f2" => 2,
+            "<f4" | "<i4" | "<u4" | ">f4" | ">i4" | ">u4" => 4,
+            "<f8" | "<i8" | ">f8" | ">i8" => 8,
             other => {
                 return Err(format!(
                     "the array is of type {other}; save it as uint8, or as float32 or another number of 4 or 8 bytes"
@@ -368,6 +371,12 @@ impl Header {
             "<i4" => numbers(&bytes, |v| i32::from_le_bytes(v) as f32),
             "<u4" => numbers(&bytes, |v| u32::from_le_bytes(v) as f32),
             "<i8" => numbers(&bytes, |v| i64::from_le_bytes(v) as f32),
+            ">f2" => numbers(&bytes, |v| f16::from_be_bytes(v).to_f32()),
+            ">f4" => numbers(&bytes, f32::from_be_bytes),
+            ">f8" => numbers(&bytes, |v| f64::from_be_bytes(v) as f32),
+            ">i4" => numbers(&bytes, |v| i32::from_be_bytes(v) as f32),
+            ">u4" => numbers(&bytes, |v| u32::from_be_bytes(v) as f32),
+            ">i8" => numbers(&bytes, |v| i64::from_be_bytes(v) as f32),
             _ => Elements::Bytes(bytes),
         }
     }

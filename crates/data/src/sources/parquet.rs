@@ -506,7 +506,7 @@ impl ColumnWriter<'_> {
         let integer = |signed, unsigned| Some(meaning.of_integer(signed, unsigned));
         match reader {
             ColumnReader::BoolColumnReader(reader) => {
-                self.each(reader, |value| Some(Value::Integer((*value).into())))
+                self.each(reader, |value| Some(Value::Boolean(*value)))
             }
             ColumnReader::Int32ColumnReader(reader) => self.each(reader, |value| {
                 integer((*value).into(), (*value as u32).into())

@@ -36,6 +36,9 @@ pub struct Data {
     /// CSV: the character between fields. Absent: of comma, tab, semicolon and `|` the one that the first line has most often.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delimiter: Option<char>,
+    /// CSV: the character before the fraction of a number.
+    #[serde(skip_serializing_if = "is_point")]
+    pub decimal: char,
     /// CSV: whether the first line has the names of the columns.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub header: bool,
@@ -222,6 +225,7 @@ impl Default for Data {
             stream: false,
             shuffle_mebibytes: 64,
             delimiter: None,
+            decimal: '.',
             header: true,
             column_names: None,
             missing: None,
@@ -424,6 +428,10 @@ impl Transform {
 
 fn yes() -> bool {
     true
+}
+
+fn is_point(decimal: &char) -> bool {
+    *decimal == '.'
 }
 
 fn is_yes(value: &bool) -> bool {

@@ -30,6 +30,7 @@ prefetch = 1            # batches that a worker reads before it needs them, whil
 stream = false          # true: samples stay in their files and are read in each pass (docs/data.md)
 shuffle_mebibytes = 64  # streamed data: how much of the files is shuffled together; a worker holds twice as much
 #: columns = { city = { type = "category", buckets = 9 } } # csv, parquet: what columns are (docs/data.md)
+#: decimal = ","        # csv: the character before the fraction of numbers
 #: weight = "importance" # csv, parquet: the column with the weight of each sample in loss and metrics
 #: class_weight = { "1" = 5.0 } # the weights of labels in loss and metrics; others have 1
 #: pictures = { flip = true, crop = 4 } # samples that are pictures: how they are resized and varied (docs/data.md)

@@ -415,3 +415,16 @@ fn samples_have_the_weight_of_their_column_times_that_of_their_label() {
         assert_says(&error.unwrap_err(), &named);
     }
 }
+
+#[test]
+fn numbers_with_a_decimal_comma_are_read_as_the_job_says() {
+    let rows = "x;y\n1,5;0\n-2,25e1;1\n3;0\n";
+    let settings = "held_out = 0.34\nlabel = \"y\"\n";
+    let error = load_forms("csv", "a.csv", rows.as_bytes(), settings).unwrap_err();
+    assert_says(&error, &["line 2", "data.decimal"]);
+    let settings = format!("{settings}decimal = \",\"\n");
+    let mut dataset = load_forms("csv", "a.csv", rows.as_bytes(), &settings).unwrap();
+    let mut numbers: Vec<f32> = numbers(&mut dataset).concat();
+    numbers.sort_by(f32::total_cmp);
+    assert_eq!(numbers, [-22.5, 1.5, 3.0]);
+}
