@@ -249,3 +249,28 @@ fn without_a_bound_the_same_run_exceeds_it() {
     assert!(summary["max_clock_lead"].as_u64().unwrap() > 2, "{summary}");
     assert!(!said.contains(" waits for "), "{said}");
 }
+
+#[test]
+fn in_sync_mode_the_mean_over_all_workers_is_limited() {
+    let trained = |limit: &str, batch: u32, workers: usize| {
+        let job = format!(
+            "epochs = 2\nbatch_size = {batch}\n{limit}\n[model]\nhidden = [16]\n[optimizer]\nname = \"sgd\"\n[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = {workers}\n"
+        );
+        let (_, dir) = train(&job, workers);
+        weights(&dir.path().join("run/model.safetensors"))
+    };
+    let unlimited = trained("", 100, 1);
+    for limit in [
+        "clip_norm = 0.3",
+        "clip_value = 0.01",
+        "clip_norm = 0.2\nclip_value = 0.02",
+    ] {
+        let (one, two) = (trained(limit, 100, 1), trained(limit, 50, 2));
+        let apart = difference(&two, &one);
+        assert!(apart < 1e-5, "{limit}: {apart}");
+        assert!(
+            difference(&one, &unlimited) > 1e-3,
+            "{limit} limits nothing"
+        );
+    }
+}

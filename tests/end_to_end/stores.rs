@@ -366,7 +366,7 @@ fn a_full_store_is_named_and_gone_on_with_once_it_has_room() {
 }
 
 #[test]
-fn a_job_that_shall_not_wait_for_room_ends_with_the_reason() {
+fn a_job_that_stops_on_a_full_disk_ends_with_the_reason() {
     let Some(disk) = SmallDisk::mount(1024) else {
         return;
     };

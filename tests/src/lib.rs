@@ -68,7 +68,7 @@ impl Daemon {
         started.unwrap_or_else(|said| panic!("{arguments:?}: {said}"))
     }
 
-    /// Starts a process and waits until it prints its addresses. Returns what it says if it ends before.
+    /// Starts a process and waits until it prints its addresses. Returns its output if it ends first.
     pub fn try_start(
         program: &Program,
         log: PathBuf,
@@ -220,10 +220,11 @@ pub fn children(process: u32) -> Vec<u32> {
 }
 
 /// Returns an address of this machine with a port that is free. It is below those that the system gives to a process that asks for
-/// any port, so it stays free until it is used.
+/// any port.
 pub fn free_address() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = std::process::id() as u16;
+    // Test processes that run at the same time begin far from each other.
+    let first = (std::process::id() as u16).wrapping_mul(97);
     loop {
         let next = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let address = format!("127.0.0.1:{}", 20_000 + next % 12_000);

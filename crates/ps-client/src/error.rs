@@ -36,7 +36,7 @@ pub enum ClientError {
     },
     /// A gradient does not fit the numbers that it is to travel in; nothing of the push was sent.
     #[error(
-        "the gradient of variable {variable:?} holds values too large for {wire}; set strategy.wire to f32 (f16 ends at 65504, bf16 where f32 does), or clip_norm"
+        "the gradient of variable {variable:?} holds values too large for {wire}; set strategy.wire to f32 (f16 ends at 65504, bf16 where f32 does), or lower the learning rate; clip_norm helps outside sync mode only, because in sync mode the servers clip"
     )]
     TooLarge {
         /// The variable's name.

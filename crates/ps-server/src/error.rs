@@ -54,7 +54,7 @@ pub enum PsError {
     },
     /// The coordinator has persisted fewer changes of its state than it had when this server followed it before.
     #[error(
-        "the coordinator has started with an older copy of its state: the copy has {known} changes, and this server has followed {held}. Put the newer files back, or start the coordinator with --restore RUN_DIR and another --run-dir, which goes on from the newest checkpoint"
+        "the coordinator has started with an older copy of its state: the copy has {known} changes, and this server has followed {held}. Put the newer files back, or start the coordinator with --restore RUN_DIR and another --run-dir, which goes on from the newest checkpoint (a submitted job: submit it again with --restore)"
     )]
     OlderState {
         /// The number of changes at the newest view that this server has followed.

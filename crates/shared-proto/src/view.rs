@@ -38,9 +38,10 @@ pub struct View {
     pub run: RunNumber,
     /// The factor of the learning rate that the job's `plateau` has led to. In sync mode it changes between two steps alone.
     pub learning_rate_factor: f64,
-    /// The number of changes of the coordinator's state that were persisted when it published this view; 0 if it is unknown. It never
-    /// falls within a run.
+    /// The number of changes of the coordinator's state that were persisted when it published this view; 0 if it is unknown.
     pub persisted: u64,
+    /// The number of changes that were persisted when the coordinator's process opened its state.
+    pub opened: u64,
     /// Sync mode, if the job limits the norm: the step with all its parts whose norm the servers report.
     pub measured: Option<Commit>,
 }
@@ -88,6 +89,7 @@ impl Default for View {
             run: RunNumber::default(),
             learning_rate_factor: 1.0,
             persisted: 0,
+            opened: 0,
             measured: None,
         }
     }
@@ -111,10 +113,12 @@ pub fn learning_rate_factor(factor: Option<f64>) -> Result<f64, Refusal> {
 }
 
 impl View {
-    /// Returns whether the coordinator has persisted fewer changes of this run than it had when it published an earlier view: it has
-    /// started with an older copy of its state.
+    /// Returns whether the coordinator has started with an older copy of its state since it published an earlier view of the same run: its
+    /// process has opened a state that lacks changes from which that view followed.
     pub fn is_older_than(&self, earlier: &Self) -> bool {
-        self.run == earlier.run && self.persisted > 0 && self.persisted < earlier.persisted
+        let is_known = self.run != RunNumber::default() && self.persisted > 0;
+        let opened_older = self.opened != earlier.opened && self.opened < earlier.persisted;
+        is_known && self.run == earlier.run && (opened_older || self.persisted < earlier.persisted)
     }
 
     /// Returns whether the job has ended, well or not.
@@ -128,6 +132,7 @@ impl From<&View> for wire::View {
         Self {
             workers: tasks(&view.workers),
             commit: view.commit.as_ref().map(Commit::to_wire),
+            measured: view.measured.as_ref().map(Commit::to_wire),
             ..view.without_lists()
         }
     }
@@ -147,18 +152,11 @@ impl View {
                 false => tasks(&self.workers),
             },
             same_workers,
-            commit: self.commit.as_ref().map(|commit| {
-                let contributors = commit.contributors.iter().map(|(task, _)| task);
-                match contributors.eq(&self.workers) {
-                    true => wire::Commit {
-                        step: commit.step.0,
-                        contributors: Vec::new(),
-                        samples: commit.contributors.iter().map(|(_, n)| *n).collect(),
-                        clip_factor: commit.clip_factor,
-                    },
-                    false => commit.to_wire(),
-                }
-            }),
+            commit: self
+                .commit
+                .as_ref()
+                .map(|commit| commit.among(&self.workers)),
+            measured: self.measured.as_ref().map(|step| step.among(&self.workers)),
             ..self.without_lists()
         }
     }
@@ -186,7 +184,8 @@ impl View {
             learning_rate_factor: Some(self.learning_rate_factor),
             same_workers: false,
             persisted: self.persisted,
-            measured: self.measured.as_ref().map(Commit::to_wire),
+            opened: self.opened,
+            measured: None,
         }
     }
 
@@ -230,11 +229,30 @@ impl View {
             run: RunNumber(view.run),
             learning_rate_factor: learning_rate_factor(view.learning_rate_factor)?,
             persisted: view.persisted,
+            opened: view.opened,
         })
     }
 }
 
 impl Commit {
+    /// Returns the message for a peer that knows these workers: contributors are left out if they are the same.
+    fn among(&self, workers: &[Task]) -> wire::Commit {
+        let contributors = self.contributors.iter().map(|(task, _)| task);
+        match contributors.eq(workers) {
+            true => wire::Commit {
+                contributors: Vec::new(),
+                samples: self.contributors.iter().map(|(_, n)| *n).collect(),
+                ..self.to_wire()
+            },
+            false => self.to_wire(),
+        }
+    }
+
+    /// Returns the number of samples of all contributors.
+    pub fn samples(&self) -> u64 {
+        self.contributors.iter().map(|(_, samples)| samples).sum()
+    }
+
     fn to_wire(&self) -> wire::Commit {
         let contributor = |(task, samples): &(Task, u64)| wire::Contributor {
             task: Some((*task).into()),
@@ -337,6 +355,7 @@ mod tests {
             run: RunNumber(7),
             learning_rate_factor: 0.1,
             persisted: 12,
+            opened: 10,
             measured: Some(Commit {
                 step: Clock(4),
                 contributors: vec![(task(0), 16)],
@@ -399,6 +418,30 @@ mod tests {
         .difference(&workers);
         short.commit.as_mut().unwrap().samples.pop();
         assert!(View::read(short, &workers).is_err());
+    }
+
+    #[test]
+    fn a_process_that_has_opened_less_than_was_followed_has_an_older_copy() {
+        let view = |run, opened, persisted| View {
+            run: RunNumber(run),
+            opened,
+            persisted,
+            ..View::default()
+        };
+        let followed = view(7, 10, 100);
+        for (later, is_older) in [
+            (view(7, 10, 101), false),
+            (view(7, 100, 101), false),
+            (view(7, 120, 500), false),
+            // Its own changes may have passed the number since.
+            (view(7, 99, 500), true),
+            (view(7, 10, 99), true),
+            (view(8, 1, 2), false),
+            (view(7, 0, 0), false),
+        ] {
+            assert_eq!(later.is_older_than(&followed), is_older, "{later:?}");
+        }
+        assert!(!view(0, 1, 2).is_older_than(&view(0, 10, 100)));
     }
 
     #[test]

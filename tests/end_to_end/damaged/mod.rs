@@ -41,6 +41,11 @@ fn damage(path: &Path, older: Option<&[u8]>, rng: &mut ChaCha8Rng) -> String {
     let mut content = std::fs::read(path).unwrap();
     // The rest is room for later changes.
     let used = content.iter().rposition(|byte| *byte != 0).unwrap_or(0) + 1;
+    assert!(
+        !content.is_empty(),
+        "{} has no content to damage",
+        path.display()
+    );
     let at = rng.random_range(0..used);
     let end = (at + 512).min(used);
     let what = match rng.random_range(0..7) {

@@ -35,7 +35,7 @@ every_steps = 1000000
         cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "2")]);
         eventually(|| cluster.status()["tasks"].as_array().unwrap().len() == 4);
         let before = steps(&cluster);
-        eventually(|| steps(&cluster) > before + 100);
+        eventually(|| steps(&cluster) > before + 500);
         cluster.coordinator.kill();
         put_back(&older);
         cluster.restart_coordinator();

@@ -362,14 +362,17 @@ impl Coordinator for Service {
         let wire::ReportRequest { origin, mut report } = request;
         let from = CallOrigin::new(&origin, &extensions, "Report");
         let waits = matches!(report, Some(wire::report_request::Report::Wait(_)));
+        // The last part of a norm commits the step, and so leaves the fast path.
+        let is_norm = matches!(report, Some(wire::report_request::Report::Norm(_)));
         let take = of_member(self.current_job.origin(&from)?, |cluster, now, origin| {
             take_report(cluster, now, origin, report.take())
         });
         let shared = self.current_job.shared()?;
         // Many workers may wait for the same one. Their reports wake no waiting call.
-        let counts = match waits {
-            true => shared.ask_fast_quietly(take, Result::is_ok).await.0,
-            false => shared.ask(take).await,
+        let counts = match (waits, is_norm) {
+            (true, _) => shared.ask_fast_quietly(take, Result::is_ok).await.0,
+            (false, true) => shared.ask_fast(take).await,
+            (false, false) => shared.ask(take).await,
         };
         let counts = counts.map_err(refused)?;
         Ok(Response::new(wire::ReportReply {

@@ -323,6 +323,7 @@ impl Cluster {
             learning_rate_factor: self.learning_rate_factor(),
             // Set when the view is published.
             persisted: 0,
+            opened: 0,
             measured: self.step_to_measure(),
         }
     }

@@ -46,6 +46,11 @@ impl Step {
         self.unfinished().next().is_none()
     }
 
+    /// Returns whether all parts are finished, and one of them has a gradient.
+    fn is_to_measure(&self) -> bool {
+        self.is_complete() && self.parts.iter().any(|part| !part.skipped)
+    }
+
     /// Returns the commit of the finished parts.
     fn to_commit(&self) -> Commit {
         let parts = self.parts.iter().filter(|part| !part.skipped);
@@ -295,13 +300,30 @@ impl Cluster {
         }
     }
 
-    /// Returns the open step as it is to be committed, if all its parts are finished and the servers limit its norm.
+    /// Returns whether the open step waits for its norm: all its parts are finished, and the servers limit the mean.
+    pub(super) fn is_measuring(&self) -> bool {
+        self.job.servers_clip()
+            && self.job.clip_norm.is_some()
+            && self
+                .durable
+                .training
+                .step
+                .as_ref()
+                .is_some_and(Step::is_to_measure)
+    }
+
+    /// Returns the open step as it is to be committed, if it waits for its norm.
     pub(super) fn step_to_measure(&self) -> Option<Commit> {
-        let step = self.durable.training.step.as_ref()?;
-        let complete =
-            step.is_complete() && self.job.servers_clip() && self.job.clip_norm.is_some();
-        let commit = complete.then(|| step.to_commit())?;
-        (!commit.contributors.is_empty()).then_some(commit)
+        let step = self.durable.training.step.as_ref();
+        step.filter(|_| self.is_measuring()).map(Step::to_commit)
+    }
+
+    /// Returns the tasks of the servers that have not reported their part of the norm.
+    pub(super) fn unmeasured(&self) -> Vec<String> {
+        let reported = |shard: &usize| self.norms.squares.contains_key(&(*shard as u32));
+        let servers = self.servers().into_iter().enumerate();
+        let missing = servers.filter(|(shard, _)| !reported(shard));
+        missing.map(|(_, task)| task.to_string()).collect()
     }
 
     /// Takes a shard's part in the norm of the open step. A report of another step or epoch changes nothing.
@@ -314,7 +336,8 @@ impl Cluster {
         task: Task,
         report: &wire::NormReport,
     ) -> Result<(), Refusal> {
-        if !(report.squares >= 0.0) {
+        // NaN is no limit: the update makes weights NaN, and non_finite decides.
+        if report.squares < 0.0 {
             return Err(Refusal::new(
                 Reason::Malformed,
                 format!("{task} reports {} as a sum of squares", report.squares),
@@ -323,7 +346,9 @@ impl Cluster {
         let of = (self.epoch(), Clock(report.step));
         let is_current = of.0 == Epoch(report.epoch)
             && self.shard_of(task) == Some(report.shard as usize)
-            && self.step_to_measure().is_some_and(|step| step.step == of.1);
+            && self
+                .step_to_measure()
+                .is_some_and(|step| step.step == of.1 && step.samples() == report.samples);
         if is_current {
             if self.norms.of != of {
                 self.norms = Norms {
@@ -362,11 +387,14 @@ impl Cluster {
         if !complete {
             return;
         }
-        // The view of a step that is to be measured is another one.
-        self.leave_fast_path();
         let Some(clip_factor) = self.clip_factor() else {
+            if self.view.measured != self.step_to_measure() {
+                // The next view has `measured`, which the fast path does not compare.
+                self.leave_fast_path();
+            }
             return;
         };
+        self.leave_fast_path();
         let Some(step) = self.durable.training.step.take() else {
             return;
         };

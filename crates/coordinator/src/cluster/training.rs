@@ -145,7 +145,7 @@ impl Cluster {
         self.evaluate_when_at_rest();
         let exhausted = self.exhausted();
         // A step whose norm is being measured is committed first.
-        let measuring = self.step_to_measure().is_some();
+        let measuring = self.is_measuring();
         let evaluations = &mut self.durable.evaluations;
         let leased = match measuring {
             true => None,
@@ -193,6 +193,10 @@ impl Cluster {
         }
         if let Some((gone, _)) = self.durable.awaited.first_key_value() {
             return format!("{gone} is given time to come back");
+        }
+        if self.is_measuring() {
+            let missing = self.unmeasured().join(", ");
+            return format!("the norm of a step is measured; {missing} has not reported its part");
         }
         "others finish their data".to_owned()
     }

@@ -327,6 +327,7 @@ impl Shared {
             if newer {
                 current.clone_from(view);
                 current.persisted = self.state.changes();
+                current.opened = self.state.opened();
             }
             newer
         });

@@ -26,6 +26,8 @@ pub(crate) struct State {
     rows: Mutex<Box<dyn RowStore>>,
     /// The number of changes that are persisted. It can be read while others are written.
     changes: AtomicU64,
+    /// The number of changes that were persisted when this process opened the state.
+    opened: u64,
 }
 
 /// Returns whether a coordinator is at work in a run directory.
@@ -81,6 +83,7 @@ impl State {
     fn of(log: Log) -> Self {
         Self {
             changes: AtomicU64::new(log.changes()),
+            opened: log.changes(),
             rows: Mutex::new(Box::new(log)),
         }
     }
@@ -110,6 +113,11 @@ impl State {
     /// Returns the number of changes that were persisted since the run began.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of changes that were persisted when this process opened the state.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened
     }
 
     /// Gives up the room that is reserved for later changes, because the job has ended.

@@ -61,7 +61,7 @@ pub(crate) struct Wish<'a> {
 pub(crate) enum Resume {
     /// None.
     Nothing,
-    /// Those that failed because no worker could work.
+    /// Those that failed because members were missing or could not work.
     Unable,
     /// All.
     Failed,

@@ -145,7 +145,7 @@ impl Work {
     }
 
     /// Returns whether the next start of the coordinator is to resume the job: the one that it was started with, which has failed
-    /// because no worker could work, while no other job waits.
+    /// because members were missing or could not work, while no other job waits.
     pub(super) fn is_to_be_resumed(&self, queue: &JobQueue) -> bool {
         let unable = |cluster: &Cluster, _| cluster.failed_without_members();
         self.entry.folder.is_empty()

@@ -472,12 +472,19 @@ impl Header {
                 "no column is called {label:?}; let `data.label` name one of {names:?}{header}"
             ));
         }
-        let absent =
-            |weight: &&String| labels == LabelColumn::Read && !names.contains(&weight.as_str());
-        if let Some(weight) = settings.weight.as_ref().filter(absent) {
-            return Some(format!(
-                "no column is called {weight:?}, which `data.weight` names; there are {names:?}"
-            ));
+        if let Some(weight) = &settings.weight {
+            // Other data than that of training may have no weights; then all samples count alike.
+            let is_absent = labels == LabelColumn::Read && !names.contains(&weight.as_str());
+            if is_absent && in_training {
+                return Some(format!(
+                    "no column is called {weight:?}, which `data.weight` names; there are {names:?}"
+                ));
+            }
+            if settings.columns.contains_key(weight) {
+                return Some(format!(
+                    "`data.columns` has {weight:?}, which `data.weight` names; leave it out there"
+                ));
+            }
         }
         if settings.columns.contains_key(label) {
             return Some(format!(

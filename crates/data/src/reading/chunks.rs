@@ -142,7 +142,7 @@ impl<C: Chunks> Files<'_, C> {
         let samples = decode_all(parse_all(&self.training)?, &decode)?;
         Ok(Dataset {
             transforms,
-            ..Dataset::in_memory(samples.selected(&[0]), samples)?
+            ..Dataset::in_memory(samples.select_unchecked(&[0]), samples)?
         })
     }
 
@@ -190,9 +190,10 @@ impl<C: Chunks> Files<'_, C> {
             (Some(evaluation), _) => {
                 Dataset::in_memory(training, decode_all(evaluation, &decode)?)?
             }
-            (None, Some((learn, hold))) => {
-                Dataset::in_memory(training.selected(&learn), training.selected(&hold))?
-            }
+            (None, Some((learn, hold))) => Dataset::in_memory(
+                training.select_unchecked(&learn),
+                training.select_unchecked(&hold),
+            )?,
             (None, None) => unreachable!("without files of their own, samples are split"),
         };
         Ok(Dataset {

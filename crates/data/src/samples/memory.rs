@@ -72,30 +72,23 @@ impl InMemory {
 
     fn of(inputs: Vec<Column>, targets: Vec<Column>, count: usize) -> Result<Self, InputError> {
         countable(count)?;
-        Ok(Self {
-            inputs,
-            targets,
-            weights: None,
-            count,
-            compared: true,
-            order: None,
-        })
+        Ok(Self::of_checked(inputs, targets, None, count))
     }
 
-    /// Returns samples of columns that a source has read, with the weights of the samples if they differ.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); there may be no targets.
-    pub(crate) fn of_parts(
+    /// Returns so many samples of columns that have been checked: they fit each other, and ids and weights are valid.
+    pub(crate) fn of_checked(
         inputs: Vec<Column>,
         targets: Vec<Column>,
         weights: Option<Vec<f32>>,
-    ) -> Result<Self, InputError> {
-        let count = checked_count(inputs.iter().chain(&targets))?;
-        let samples = Self::of(inputs, targets, count)?;
-        match weights {
-            Some(weights) => samples.with_weights(weights),
-            None => Ok(samples),
+        count: usize,
+    ) -> Self {
+        Self {
+            inputs,
+            targets,
+            weights,
+            count,
+            compared: true,
+            order: None,
         }
     }
 
@@ -162,12 +155,12 @@ impl InMemory {
                 "there is no sample {sample}; there are {}, from 0",
                 self.count
             ))),
-            None => Ok(self.selected(samples)),
+            None => Ok(self.select_unchecked(samples)),
         }
     }
 
     /// Returns the samples with these numbers, in this order, as samples of their own.
-    pub(crate) fn selected(&self, samples: &[u32]) -> Self {
+    pub(crate) fn select_unchecked(&self, samples: &[u32]) -> Self {
         let select = |columns: &[Column]| columns.iter().map(|c| c.select(samples)).collect();
         let weights = self.weights.as_ref();
         Self {

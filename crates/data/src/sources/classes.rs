@@ -110,7 +110,10 @@ impl Sorted {
         let all = InMemory::new(vec![inputs], vec![labels])?;
         Ok(Dataset {
             transforms: Some(self.transforms),
-            ..Dataset::in_memory(all.selected(&self.training), all.selected(&self.evaluation))?
+            ..Dataset::in_memory(
+                all.select_unchecked(&self.training),
+                all.select_unchecked(&self.evaluation),
+            )?
         })
     }
 }

@@ -173,6 +173,7 @@ impl Samples for Drawn {
     }
 
     fn read(&mut self, _: Order, positions: Range<u64>) -> Result<InMemory, InputError> {
+        let samples = (positions.end - positions.start) as usize;
         if self.drawn.is_none() && self.count.saturating_mul(self.fields as u64) <= MOST_KEPT {
             self.drawn = Some(self.draw(0..self.count));
         }
@@ -188,14 +189,15 @@ impl Samples for Drawn {
             }
         };
         let ids = Column::values("categories", vec![self.fields], Values::I64(drawn.ids));
-        InMemory::of_parts(
+        Ok(InMemory::of_checked(
             vec![
                 Column::numbers("numbers", vec![NUMBERS], drawn.numbers),
                 ids.below(1 << 63),
             ],
             vec![Column::binary("label", drawn.labels)],
             None,
-        )
+            samples,
+        ))
     }
 }
 

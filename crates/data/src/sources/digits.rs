@@ -29,7 +29,10 @@ impl Source for Digits {
         setup.only(&[])?;
         let all = parse()?;
         let (training, evaluation) = split(all.len());
-        Dataset::in_memory(all.selected(&training), all.selected(&evaluation))
+        Dataset::in_memory(
+            all.select_unchecked(&training),
+            all.select_unchecked(&evaluation),
+        )
     }
 }
 

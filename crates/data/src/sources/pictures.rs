@@ -120,7 +120,10 @@ impl Samples for Pictures {
         let (inputs, targets, weights) = batch.into_columns();
         let input = inputs.into_iter().next().map(Column::into_batch);
         let Some(Values::F32(values)) = input.map(|input| input.values) else {
-            unreachable!("the signature has been checked");
+            return Err(InputError::Invalid(format!(
+                "`data.pictures` needs samples with {:?} as numbers first, as the signature of the data says",
+                self.name
+            )));
         };
         let Shape {
             channels,
@@ -150,11 +153,13 @@ impl Samples for Pictures {
             }
         }
         let shape = vec![channels, rows.1, columns.1];
-        InMemory::of_parts(
-            vec![Column::numbers(&self.name, shape, changed)],
+        let pictures = Column::numbers(&self.name, shape, changed);
+        Ok(InMemory::of_checked(
+            vec![pictures],
             targets,
             weights,
-        )
+            samples,
+        ))
     }
 
     fn digest(&self, hash: &mut dyn FnMut(&[u8])) {

@@ -100,6 +100,7 @@ pub(crate) fn texts<C: Chunks<Parsed = Table>>(
     let settings = Data {
         // Of the columns, these alone are read.
         label: String::new(),
+        weight: None,
         missing_texts: Some(Vec::new()),
         columns: names.iter().map(kind).collect(),
         ..setup.settings.clone()

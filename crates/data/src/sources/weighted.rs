@@ -8,6 +8,7 @@ use crate::error::InputError;
 use crate::features::fitted::Fitted;
 use crate::features::target::Target;
 use crate::samples::column::Values;
+use crate::samples::field::ValueType;
 use crate::samples::memory::InMemory;
 use crate::samples::{Order, Samples};
 
@@ -21,9 +22,9 @@ pub fn weigh_classes(
     weights: &BTreeMap<String, f32>,
 ) -> Result<Dataset, InputError> {
     let target = data.signature.target()?;
-    let classes = target
-        .categories
-        .filter(|_| !target.ragged && target.shape.is_empty());
+    let of_each = !target.ragged && target.shape.is_empty();
+    let is_class = of_each && matches!(target.values, ValueType::U32 | ValueType::F32);
+    let classes = target.categories.filter(|_| is_class);
     let Some(classes) = classes else {
         return Err(InputError::Invalid(format!(
             "`data.class_weight` is for classes, and target {:?} is a number; leave it out, or give the weights as a column with data.weight",
@@ -91,6 +92,7 @@ impl Samples for Weighted {
 
     fn read(&mut self, order: Order, positions: Range<u64>) -> Result<InMemory, InputError> {
         let samples = self.samples.read(order, positions)?;
+        let count = samples.len();
         let (inputs, targets, weights) = samples.into_columns();
         let of = |class: usize| self.of_class.get(class).copied().unwrap_or(1.0);
         let target = targets.first().map(|target| target.plain_values());
@@ -106,7 +108,12 @@ impl Samples for Weighted {
         for (weight, own) in of_samples.iter_mut().zip(weights.into_iter().flatten()) {
             *weight *= own;
         }
-        InMemory::of_parts(inputs, targets, Some(of_samples))
+        Ok(InMemory::of_checked(
+            inputs,
+            targets,
+            Some(of_samples),
+            count,
+        ))
     }
 
     fn digest(&self, hash: &mut dyn FnMut(&[u8])) {

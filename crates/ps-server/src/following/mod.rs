@@ -59,7 +59,7 @@ pub(crate) struct Follower {
     pub(crate) readiness: Readiness,
     /// Cancelled when the process is to stop. A checkpoint with all updates of the shard is written first.
     pub(crate) drain: CancellationToken,
-    /// The view of this run that was followed last, under any registration.
+    /// The numbers of changes in the view that was followed last, under any registration. The rest of the view is left out.
     pub(crate) followed: Mutex<View>,
 }
 
@@ -258,10 +258,15 @@ impl Follower {
             if view.is_older_than(&followed) {
                 return Err(PsError::OlderState {
                     held: followed.persisted,
-                    known: view.persisted,
+                    known: view.opened.min(view.persisted),
                 });
             }
-            followed.clone_from(&view);
+            *followed = View {
+                run: view.run,
+                persisted: view.persisted,
+                opened: view.opened,
+                ..View::default()
+            };
         }
         if view.epoch > registered.looked_up {
             self.readiness.set(false);
@@ -308,12 +313,14 @@ impl Follower {
         if let Some((step, store)) = measured {
             let shard = Arc::clone(&self.shard);
             let (number, epoch, clock) = (store.shard, store.map.epoch.0, step.step.0);
+            let samples = step.samples();
             let squares = self.offload.run(move || shard.squares(&step, &store)).await;
             let report = Report::Norm(wire::NormReport {
                 shard: number,
                 epoch,
                 step: clock,
                 squares: squares.map_err(not_committed)?,
+                samples,
             });
             let (coordinator, origin) = {
                 let membership = registered.membership;
@@ -322,7 +329,7 @@ impl Follower {
             // Another view may come before the answer.
             task::spawn(async move {
                 if let Err(error) = coordinator.report(origin, report).await {
-                    tracing::debug!(%error, "could not report the norm of a step");
+                    tracing::warn!(%error, "could not report the norm of a step");
                 }
             });
         }

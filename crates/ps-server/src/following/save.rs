@@ -239,7 +239,7 @@ mod tests {
                 clip_factor: None,
             };
             block
-                .commit(&commit, &momentum(), 1.0, Limit::NONE, &mut Vec::new())
+                .commit(&commit, &momentum(), 1.0, Limit::OFF, &mut Vec::new())
                 .unwrap();
         }
         most

@@ -151,7 +151,7 @@ impl Shard {
             // Changes of averaged variables are no gradients.
             let limit = match store.map.is_trained(id) {
                 true => limit,
-                false => Limit::NONE,
+                false => Limit::OFF,
             };
             block.commit(commit, store.rule(id), lowered_to, limit, &mut sum)?;
             if !commit.contributors.is_empty() {
@@ -189,7 +189,7 @@ impl Shard {
     fn limit(&self) -> Limit {
         Limit {
             value: self.job.clip_value.filter(|_| self.job.servers_clip()),
-            ..Limit::NONE
+            ..Limit::OFF
         }
     }
 

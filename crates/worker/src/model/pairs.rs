@@ -9,7 +9,7 @@ use crate::input::Batch;
 
 /// A sample of two classes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pair {
+pub(super) struct Scored {
     logit: f64,
     positive: bool,
     weight: f64,
@@ -18,13 +18,13 @@ pub(super) struct Pair {
 /// All samples of two classes, and a value that is computed from them.
 pub(super) struct Pairs {
     loss: Loss,
-    pairs: Vec<Pair>,
-    value: fn(&mut [Pair]) -> f64,
+    pairs: Vec<Scored>,
+    value: fn(&mut [Scored]) -> f64,
 }
 
 impl Pairs {
     /// Returns an accumulator of `value`, for outputs of a model with this loss.
-    pub(super) fn new(loss: Loss, value: fn(&mut [Pair]) -> f64) -> Self {
+    pub(super) fn new(loss: Loss, value: fn(&mut [Scored]) -> f64) -> Self {
         Self {
             loss,
             pairs: Vec::new(),
@@ -36,7 +36,7 @@ impl Pairs {
 impl Metric for Pairs {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
         let scores = Scores::of(self.loss, outputs, batch)?;
-        let pair = |i| Pair {
+        let pair = |i| Scored {
             logit: scores.logit(i),
             positive: scores.targets[i] > 0.5,
             weight: scores.weight(i),
@@ -55,7 +55,7 @@ impl Metric for Pairs {
 
 /// Returns the share of pairs of a positive and a negative sample in which the positive one has the larger logit; a
 /// tie counts half, and a pair counts by the product of its weights.
-pub(super) fn auc(pairs: &mut [Pair]) -> f64 {
+pub(super) fn auc(pairs: &mut [Scored]) -> f64 {
     pairs.sort_unstable_by(|a, b| a.logit.total_cmp(&b.logit));
     let (mut below, mut sum, mut positives) = (0.0, 0.0, 0.0);
     // -0.0 and 0.0 are one logit, so groups go by `==`.
@@ -70,21 +70,21 @@ pub(super) fn auc(pairs: &mut [Pair]) -> f64 {
 }
 
 /// Returns the weight of the samples for which something holds.
-fn weight_of(pairs: &[Pair], holds: impl Fn(&Pair) -> bool) -> f64 {
+fn weight_of(pairs: &[Scored], holds: impl Fn(&Scored) -> bool) -> f64 {
     let of = pairs.iter().filter(|pair| holds(pair));
     of.map(|pair| pair.weight).sum()
 }
 
 /// Returns the harmonic mean of precision and recall at the probability 0.5.
-pub(super) fn f1(pairs: &mut [Pair]) -> f64 {
+pub(super) fn f1(pairs: &mut [Scored]) -> f64 {
     let right = weight_of(pairs, |pair| pair.logit > 0.0 && pair.positive);
     let wrong = weight_of(pairs, |pair| (pair.logit > 0.0) != pair.positive);
     2.0 * right / (2.0 * right + wrong)
 }
 
 /// Returns the mean of the predicted probabilities, divided by the share of samples that are positive.
-pub(super) fn calibration(pairs: &mut [Pair]) -> f64 {
-    let probability = |pair: &Pair| pair.weight / (1.0 + (-pair.logit).exp());
+pub(super) fn calibration(pairs: &mut [Scored]) -> f64 {
+    let probability = |pair: &Scored| pair.weight / (1.0 + (-pair.logit).exp());
     let predicted: f64 = pairs.iter().map(probability).sum();
     match weight_of(pairs, |pair| pair.positive) {
         0.0 => f64::NAN,

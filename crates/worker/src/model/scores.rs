@@ -15,7 +15,7 @@ pub(super) struct Scores {
     pub(super) targets: Vec<f32>,
     /// The weight of each sample, if they differ.
     weights: Option<Vec<f32>>,
-    /// The numbers of a target.
+    /// The number of values in a target.
     of_target: usize,
 }
 

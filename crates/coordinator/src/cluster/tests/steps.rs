@@ -55,9 +55,10 @@ fn a_step_with_a_limit_is_committed_once_the_servers_know_its_norm() {
         epoch,
         step: measured.step.0,
         squares: 64.0,
+        samples: 10,
     };
     let impossible = wire::NormReport {
-        squares: f64::NAN,
+        squares: -1.0,
         ..right
     };
     let refused = scene.cluster.measured(scene.now, server, &impossible);
@@ -65,6 +66,14 @@ fn a_step_with_a_limit_is_committed_once_the_servers_know_its_norm() {
     for (task, report) in [
         (server, wire::NormReport { shard: 1, ..right }),
         (server, wire::NormReport { step: 7, ..right }),
+        // Of other contributors.
+        (
+            server,
+            wire::NormReport {
+                samples: 5,
+                ..right
+            },
+        ),
         (
             server,
             wire::NormReport {
@@ -94,6 +103,18 @@ fn a_step_with_a_limit_is_committed_once_the_servers_know_its_norm() {
     scene.cluster.measured(scene.now, server, &within).unwrap();
     let commit = scene.cluster.refresh_view().commit.clone().unwrap();
     assert_eq!((commit.step, commit.clip_factor), (Clock(1), None));
+
+    // A mean that is NaN is no reason to wait: the update shows it.
+    scene.finish(tasks[0]);
+    scene.finish(tasks[1]);
+    let nan = wire::NormReport {
+        step: 2,
+        squares: f64::NAN,
+        ..right
+    };
+    scene.cluster.measured(scene.now, server, &nan).unwrap();
+    let commit = scene.cluster.refresh_view().commit.clone().unwrap();
+    assert_eq!((commit.step, commit.clip_factor), (Clock(2), None));
 }
 
 #[test]

@@ -24,17 +24,17 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    pub(crate) const NONE: Self = Self {
+    pub(crate) const OFF: Self = Self {
         value: None,
         factor: 1.0,
     };
 
-    pub(super) fn is_none(self) -> bool {
+    pub(super) fn is_off(self) -> bool {
         self.value.is_none() && self.factor == 1.0
     }
 
     pub(super) fn apply(self, sum: &mut [f32]) {
-        if self.is_none() {
+        if self.is_off() {
             return;
         }
         let most = self.value.unwrap_or(f32::INFINITY);

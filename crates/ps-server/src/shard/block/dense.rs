@@ -79,7 +79,7 @@ impl Contents for Dense {
     ) -> Result<bool, RowsLost> {
         let mut begun = self.begin(rule, update);
         if let [(1.0, gradient)] = gradients
-            && limit.is_none()
+            && limit.is_off()
         {
             gradient
                 .elements()
@@ -88,7 +88,7 @@ impl Contents for Dense {
         }
         let elements = begun.weights.len();
         // Summed and applied part by part, so that the sum does not leave the first-level cache.
-        for_sums(gradients, elements, limit, |range, sum| {
+        for_each_limited_sum(gradients, elements, limit, |range, sum| {
             begun.apply_part(range, payload::in_place(sum));
         });
         Ok(begun.finite)
@@ -96,7 +96,7 @@ impl Contents for Dense {
 
     fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, _: &mut Vec<f32>) -> f64 {
         let mut all = 0.0;
-        for_sums(gradients, self.weights.len(), limit, |_, sum| {
+        for_each_limited_sum(gradients, self.weights.len(), limit, |_, sum| {
             all += squares(sum);
         });
         all
@@ -120,7 +120,7 @@ impl Contents for Dense {
 }
 
 /// Sums gradients of so many elements, each times its factor, part by part, and hands over each limited sum.
-fn for_sums(
+fn for_each_limited_sum(
     gradients: &[(f32, &Values)],
     elements: usize,
     limit: Limit,

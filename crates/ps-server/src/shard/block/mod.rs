@@ -353,7 +353,7 @@ impl Block {
             &[(1.0, gradient)],
             rule,
             lowered_to,
-            Limit::NONE,
+            Limit::OFF,
             &mut Vec::new(),
         )?;
         self.take(from, made, view);

@@ -187,7 +187,7 @@ impl Contents for TableRows {
         let rows: Vec<(f32, &Rows)> = gradients.iter().filter_map(rows_of).collect();
         let rate = update.learning_rate;
         if let [(1.0, rows)] = rows[..]
-            && limit.is_none()
+            && limit.is_off()
         {
             return match rows.values.as_f32() {
                 Some(gradients) => self.update_rows(&rows.ids, gradients, rate),

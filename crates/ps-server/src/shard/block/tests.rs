@@ -270,7 +270,7 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
     };
     let mut mean = Vec::new();
     block
-        .commit(&commit, &sgd(1.0), 1.0, Limit::NONE, &mut mean)
+        .commit(&commit, &sgd(1.0), 1.0, Limit::OFF, &mut mean)
         .unwrap();
     assert_eq!(weights(&mut block), [-2.0]);
     assert!(block.version() == Version(1) && block.staged.is_empty());
@@ -281,7 +281,7 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
         clip_factor: None,
     };
     block
-        .commit(&nobody, &sgd(1.0), 1.0, Limit::NONE, &mut mean)
+        .commit(&nobody, &sgd(1.0), 1.0, Limit::OFF, &mut mean)
         .unwrap();
     assert_eq!(
         (weights(&mut block), block.version()),
@@ -289,7 +289,7 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
     );
 
     commit.step = Clock(6);
-    let missing = block.commit(&commit, &sgd(1.0), 1.0, Limit::NONE, &mut mean);
+    let missing = block.commit(&commit, &sgd(1.0), 1.0, Limit::OFF, &mut mean);
     assert_eq!(missing, Err(NotCommitted::NotStaged(worker(0, 1))));
     assert_eq!(
         (weights(&mut block), block.version()),
@@ -311,7 +311,7 @@ fn the_limits_of_a_step_are_those_of_the_mean_over_all_workers() {
     };
     let mut sum = Vec::new();
     // The mean is (3, 4).
-    assert_eq!(block.squares(&commit, Limit::NONE, &mut sum), Ok(25.0));
+    assert_eq!(block.squares(&commit, Limit::OFF, &mut sum), Ok(25.0));
     let limit = Limit {
         value: Some(3.5),
         factor: 1.0,
@@ -351,7 +351,7 @@ fn the_mean_of_a_long_block_has_the_same_bits_as_one_computed_element_by_element
         clip_factor: None,
     };
     block
-        .commit(&commit, &sgd(1.0), 1.0, Limit::NONE, &mut Vec::new())
+        .commit(&commit, &sgd(1.0), 1.0, Limit::OFF, &mut Vec::new())
         .unwrap();
 
     let gradients = gradients.map(|(samples, gradient)| (samples, gradient.to_vec()));
