@@ -97,7 +97,7 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
     ("data.missing_label", "data.missing_label=skip", Resumes),
     (
         "data.weight",
-        "data.weight=x",
+        "data.weight=none",
         Refused("no column is called"),
     ),
     (

@@ -55,7 +55,7 @@ fn optimizers_do_on_workers_what_they_do_on_servers() {
     for settings in [
         "[optimizer]\nname = \"momentum\"\n",
         "[optimizer]\nname = \"adam\"\n[schedule]\nkind = \"cosine\"\nwarmup_steps = 5\n",
-        "ema_decay = 0.9\nclip_norm = 0.5\n[optimizer]\nname = \"ftrl\"\n",
+        "ema_decay = 0.9\n[optimizer]\nname = \"ftrl\"\n",
         "[model]\nname = \"normal\"\n[[groups]]\nvariables = \"line.bias\"\nfrozen = true\n",
     ] {
         let job = |strategy: &str, ps: &str| {

@@ -88,7 +88,7 @@ pub struct Job {
     /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,
     /// Largest absolute value of an element of a step's gradient; larger ones are set to it. The gradient of a step is the mean over all
-    /// workers in sync mode and in rings, and that of one worker otherwise.
+    /// workers in sync mode with servers, and that of one worker otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_value: Option<f32>,
     /// Largest global norm of a step's gradient, after `clip_value`; a longer one is scaled down to it.

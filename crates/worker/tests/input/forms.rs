@@ -422,7 +422,9 @@ fn numbers_with_a_decimal_comma_are_read_as_the_job_says() {
     let settings = "held_out = 0.34\nlabel = \"y\"\n";
     let error = load_forms("csv", "a.csv", rows.as_bytes(), settings).unwrap_err();
     assert_says(&error, &["line 2", "data.decimal"]);
-    let settings = format!("{settings}decimal = \",\"\n");
+    let settings = format!(
+        "{settings}decimal = \",\"\ncolumns.x = {{ type = \"number\", transform = \"none\" }}\n"
+    );
     let mut dataset = load_forms("csv", "a.csv", rows.as_bytes(), &settings).unwrap();
     let mut numbers: Vec<f32> = numbers(&mut dataset).concat();
     numbers.sort_by(f32::total_cmp);
