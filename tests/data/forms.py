@@ -333,7 +333,7 @@ class Table:
                 frame[column.name] = column.cells(self.draw, [""])
         frame.to_csv(path)
 
-    def write_parquet(self, path, codec="snappy", rows=slice(None), padded=False):
+    def write_parquet(self, path, codec="snappy", rows=slice(None), padded=False, groups=None):
         """With `padded`, there is the column that pads lines of CSV, and each row is a group."""
         arrays = [column.array(self.draw) for column in self.columns]
         table = pyarrow.table(arrays, [column.name for column in self.columns])
@@ -343,7 +343,7 @@ class Table:
             table = table.append_column("padding", pyarrow.array(["x"] * self.rows))
         parquet.write_table(
             table.slice(start, stop - start), path, compression=codec,
-            row_group_size=1 if padded else draw.choice([None, None, 7]), data_page_version=draw.choice(["1.0", "2.0"]),
+            row_group_size=1 if padded else groups or draw.choice([None, None, 7]), data_page_version=draw.choice(["1.0", "2.0"]),
             use_dictionary=draw.choice([True, False]), version=draw.choice(["1.0", "2.4", "2.6"]),
             write_statistics=draw.choice([True, False]))
 
@@ -746,9 +746,9 @@ def damaged(draw, content):
         if not content:
             break
         place = draw.randrange(len(content))
-        # Parquet has its metadata at the end.
-        if draw.random() < 0.3:
-            place = max(len(content) - 1 - draw.randrange(600), 0)
+        # Half of a small Parquet file is metadata, at its end; cells are before it.
+        if content.startswith(b"PAR1") and draw.random() < 0.7:
+            place = draw.randrange(max(len(content) // 2, 1))
         match draw.randrange(7):
             case 0 | 1:
                 content[place] ^= 1 << draw.randrange(8)
@@ -788,7 +788,7 @@ class Damages(Folder):
             if kind == "csv":
                 table.write_csv(path)
             else:
-                table.write_parquet(path, draw.choice(CODECS))
+                table.write_parquet(path, draw.choice(CODECS), groups=draw.choice([None, 7]))
             path.write_bytes(damaged(draw, path.read_bytes()))
             stream = end in ["csv", "parquet"] and draw.random() < 0.3
             job = self.folder / f"{seed}.toml"
