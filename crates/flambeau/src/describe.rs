@@ -19,6 +19,10 @@ const MOST_CLASSES: usize = 20;
 /// With at least this many columns of categories, clicks or buys are likely, and a model for them is proposed.
 const MANY_CATEGORIES: usize = 3;
 
+/// The epochs of a job, and the most for a file of few rows, which is to be trained for about so many steps.
+const EPOCHS: (u64, u64) = (10, 100);
+const STEPS: u64 = 500;
+
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Show the columns of a CSV or Parquet file, and what they would become.
@@ -61,6 +65,15 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
             columns: names.join(", "),
         });
     };
+    let is_input = |column: &ColumnSurvey| {
+        column.name != label.name && column.suggestion() != ColumnType::Ignore {}
+    };
+    if !columns.iter().any(is_input) {
+        return Err(CommandError::Content {
+            path: file.clone(),
+            reason: "no column but the label is of use as it is: texts that hardly occur twice are left out; name a type for one of them in a job of your own".to_owned(),
+        });
+    }
     let job = job(&data, file, &columns, label);
     // What is written is a job that can be read.
     Job::from_toml(&job).map_err(|error| CommandError::Content {
@@ -146,13 +159,15 @@ fn job(data: &Data, file: &Path, columns: &[ColumnSurvey], label: &ColumnSurvey)
         .chars()
         .filter(|c| c.is_ascii_alphanumeric() || "-_".contains(*c))
         .collect();
+    let batch = u64::from(Job::default().batch_size);
+    let epochs = (STEPS * batch / label.rows.max(1)).clamp(EPOCHS.0, EPOCHS.1);
     let mut job = String::new();
     if !name.is_empty() {
         let _ = writeln!(job, "name = {}", text(&name));
     }
     let _ = writeln!(
         job,
-        "epochs = 10\n\n[data]\nkind = {}\ndir = {}\nlabel = {}\ntarget = {}",
+        "epochs = {epochs}\n\n[data]\nkind = {}\ndir = {}\nlabel = {}\ntarget = {}",
         text(&data.kind),
         text(&file.display().to_string()),
         text(&label.name),

@@ -5,7 +5,13 @@ use time::format_description::well_known::Iso8601;
 use time::parsing::Parsed;
 use time::{Date, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset};
 
-const SECONDS: f64 = 86_400.0;
+const NANOSECONDS_OF_A_DAY: f64 = 86_400e9;
+
+/// The formats besides ISO 8601 that are tried for columns of a file that is looked at.
+const FORMATS: [&str; 9] = [
+    "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d", "%b %e %Y",
+    "%d %b %Y",
+];
 
 /// A date as it is written.
 const DATE: &str = "2024-03-01";
@@ -60,14 +66,74 @@ pub(crate) fn days_by(text: &str, format: &str) -> Option<f64> {
     ))
 }
 
+/// Returns the one format, besides ISO 8601, in which all these texts are dates.
+pub(crate) fn format_of<'a>(
+    texts: impl Iterator<Item = &'a String> + Clone,
+) -> Option<&'static str> {
+    let fits = |format: &&&str| texts.clone().all(|text| days_by(text, format).is_some());
+    let mut fitting = FORMATS.iter().filter(fits);
+    // Of two that fit, nobody can tell which is meant.
+    match (fitting.next(), fitting.next()) {
+        (Some(format), None) => Some(format),
+        _ => None,
+    }
+}
+
+/// Returns the days of a time that is given in nanoseconds since the beginning of 1970.
+pub(crate) fn days_of(nanoseconds: i128) -> f64 {
+    nanoseconds as f64 / NANOSECONDS_OF_A_DAY
+}
+
+/// Returns days since 1970 as a date, or as a date and time if they are no whole number of days.
+pub(crate) fn text_of(days: f64) -> Option<String> {
+    let microseconds = (days * NANOSECONDS_OF_A_DAY / 1e3).round() as i128;
+    let time = OffsetDateTime::from_unix_timestamp_nanos(microseconds.checked_mul(1000)?).ok()?;
+    let date = time.date();
+    if time.time() == Time::MIDNIGHT {
+        return Some(date.to_string());
+    }
+    let (hour, minute, second, fraction) = time.to_hms_micro();
+    let clock = format!("{hour:02}:{minute:02}:{second:02}");
+    Some(match fraction {
+        0 => format!("{date} {clock}"),
+        fraction => format!("{date} {clock}.{fraction:06}"),
+    })
+}
+
 fn in_days(time: OffsetDateTime) -> f64 {
-    let fraction = f64::from(time.nanosecond()) / 1e9;
-    (time.unix_timestamp() as f64 + fraction) / SECONDS
+    days_of(time.unix_timestamp_nanos())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn days_are_written_as_they_are_read() {
+        for text in [
+            "1970-01-01",
+            "1969-12-31",
+            "2024-02-29 12:30:01",
+            "2024-02-29 00:00:00.250000",
+        ] {
+            assert_eq!(text_of(days(text).unwrap()).as_deref(), Some(text));
+        }
+        assert_eq!(text_of(f64::INFINITY), None);
+    }
+
+    #[test]
+    fn a_format_is_found_if_it_is_the_only_one() {
+        for (texts, expected) in [
+            (&["2010/01/01", "2012/12/31"][..], Some("%Y/%m/%d")),
+            (&["31/01/2010", "01/02/2010"], Some("%d/%m/%Y")),
+            (&["01/02/2010", "03/04/2010"], None),
+            (&["19580329", "19580405"], Some("%Y%m%d")),
+            (&["yes"], None),
+        ] {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(format_of(texts.iter()), expected, "{texts:?}");
+        }
+    }
 
     #[test]
     fn dates_and_times_are_days_since_1970() {

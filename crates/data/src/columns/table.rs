@@ -85,8 +85,6 @@ pub(crate) enum LabelColumn {
 
 struct Named {
     name: String,
-    /// True if a date is read as the text of one.
-    is_surveyed: bool,
     role: Role,
     cells: Cells,
 }
@@ -186,7 +184,6 @@ pub(crate) struct Header {
     gaps: Gaps,
     /// True if rows without a label are left out.
     skips_unlabelled: bool,
-    is_surveyed: bool,
 }
 
 impl Header {
@@ -226,7 +223,6 @@ impl Header {
             gaps: Gaps::of(settings),
             skips_unlabelled: settings.missing_label == MissingLabel::Skip
                 && labels == LabelColumn::Read,
-            is_surveyed: labels == LabelColumn::Survey,
         };
         match header.problem(names, settings, labels, known.is_none()) {
             None => Ok(header),
@@ -306,9 +302,7 @@ impl Header {
         let columns = self.names.iter().zip(&self.roles);
         Table {
             rows,
-            columns: columns
-                .map(|(name, role)| Named::new(name, role, self.is_surveyed))
-                .collect(),
+            columns: columns.map(|(name, role)| Named::new(name, role)).collect(),
             label: self.label,
             gaps: self.gaps.clone(),
         }
@@ -347,7 +341,7 @@ impl Table {
                 Some(_) => {}
                 None => {
                     return Err(place().wrong(format!(
-                        "column {:?} holds a date in a list; an id was expected",
+                        "column {:?} holds a date beyond the calendar",
                         column.name
                     )));
                 }
@@ -372,7 +366,6 @@ impl Table {
     pub(crate) fn select(&self, samples: &[u32]) -> Self {
         let column = |column: &Named| Named {
             name: column.name.clone(),
-            is_surveyed: column.is_surveyed,
             role: column.role.clone(),
             cells: column.cells.select(samples),
         };
@@ -611,7 +604,7 @@ impl Gaps {
 }
 
 impl Named {
-    fn new(name: &str, role: &Role, is_surveyed: bool) -> Self {
+    fn new(name: &str, role: &Role) -> Self {
         let cells = match role {
             Role::Input { list: true, .. } => Cells::Lists(Lists::new()),
             Role::Label { .. }
@@ -623,7 +616,6 @@ impl Named {
         };
         Self {
             name: name.to_owned(),
-            is_surveyed,
             role: role.clone(),
             cells,
         }
@@ -648,22 +640,14 @@ impl Named {
                 }
                 None => {
                     return Err(format!(
-                        "the label, column {name:?}, is a date; it may be a class or a number"
+                        "the label, column {name:?}, is a date beyond the calendar"
                     ));
                 }
             },
-            // Only in a survey: its text is a date.
-            (Role::Input { given: true, .. }, Cells::Texts(texts))
-                if matches!(value, Value::Days(_)) && self.is_surveyed =>
-            {
-                texts.push("1970-01-01", place);
-            }
             (_, Cells::Texts(texts)) => match value.text() {
                 Some(text) => texts.push(&text, place),
                 None => {
-                    return Err(format!(
-                        "column {name:?} holds a date; a category or an id was expected: set its type to \"date\""
-                    ));
+                    return Err(format!("column {name:?} holds a date beyond the calendar"));
                 }
             },
             (Role::Input { kind, .. }, Cells::Numbers(numbers))

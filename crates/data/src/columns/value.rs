@@ -34,7 +34,7 @@ impl Value<'_> {
     /// Returns the number, if it is one that is finite as `f32`. The texts `true` and `false` are 1 and 0.
     pub(crate) fn number(self) -> Option<f64> {
         let number = match self {
-            Self::Text(text) => match text.parse() {
+            Self::Text(text) => match text.trim().parse() {
                 Ok(number) => number,
                 Err(_) if text.eq_ignore_ascii_case("true") => 1.0,
                 Err(_) if text.eq_ignore_ascii_case("false") => 0.0,
@@ -63,12 +63,13 @@ impl Value<'_> {
         }
     }
 
-    /// Returns the text of a label, a category or an id, which a date is not. That of a number is the one that [`number_text`] gives.
+    /// Returns the text of a label, a category or an id; none for a date beyond the calendar. That of a number is the one that
+    /// [`number_text`] gives, and that of a date is ISO 8601.
     pub(crate) fn text(&self) -> Option<Cow<'_, str>> {
         let text = match self {
             Self::Missing => return Some(Cow::Borrowed("")),
             Self::Text(text) => return Some(Cow::Borrowed(text)),
-            Self::Days(_) => return None,
+            Self::Days(days) => return date::text_of(*days).map(Cow::Owned),
             Self::Boolean(true) => return Some(Cow::Borrowed("True")),
             Self::Boolean(false) => return Some(Cow::Borrowed("False")),
             Self::Integer(number) => return Some(Cow::Owned(number.to_string())),
@@ -291,7 +292,7 @@ mod tests {
         ] {
             assert_eq!(value.text().as_deref(), Some(expected), "{value:?}");
         }
-        assert_eq!(Value::Days(1.0).text(), None);
+        assert_eq!(Value::Days(1.0).text().as_deref(), Some("1970-01-02"));
         for (value, expected) in [
             (
                 Value::Decimal {

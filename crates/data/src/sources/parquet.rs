@@ -4,11 +4,12 @@
 //! `tabular` tells what becomes of the columns. A list can be a column of ids; a structure is refused, unless the job ignores it. Files may be
 //! compressed with Snappy, gzip, LZ4, Zstandard or Brotli. The columns in which pandas keeps the index of a frame are left out.
 
+use std::cell::Cell;
 use std::io::BufReader;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use bytes::Bytes;
 use half::f16;
@@ -22,6 +23,7 @@ use parquet::schema::types::ColumnDescriptor;
 
 use super::survey::{self, ColumnSurvey};
 use super::tabular;
+use crate::columns::date;
 use crate::columns::table::{Header, LabelColumn, Numbers, Rows, Table};
 use crate::columns::value::Value;
 use crate::dataset::Dataset;
@@ -37,8 +39,6 @@ const ROWS: usize = 1 << 12;
 
 /// The most elements of all lists of a row group.
 const MOST_ELEMENTS: i64 = 1 << 26;
-
-const SECONDS_OF_A_DAY: f64 = 86_400.0;
 
 /// The source `parquet`.
 pub struct Parquet;
@@ -230,9 +230,27 @@ impl Chunks for ParquetFiles {
     }
 }
 
+thread_local! {
+    /// True while a panic of this thread becomes an error of a file.
+    static IS_READING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Leaves panics that become errors out of the log.
+static QUIET: Once = Once::new();
+
 /// Runs what reads a file. The library panics on some damaged files (`damaged_files_are_refused` has such).
 fn safely<T>(path: &Path, read: impl FnOnce() -> Result<T, InputError>) -> Result<T, InputError> {
+    QUIET.call_once(|| {
+        let usual = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !IS_READING.get() {
+                usual(panic);
+            }
+        }));
+    });
+    let before = IS_READING.replace(true);
     let done = catch_unwind(AssertUnwindSafe(read));
+    IS_READING.set(before);
     done.unwrap_or_else(|_| Err(damaged(path, "its pages do not fit together")))
 }
 
@@ -361,6 +379,8 @@ fn read_group(
     let broken = |error: ParquetError| damaged(&path, &error.to_string());
     let schema = opened.metadata().file_metadata().schema_descr();
     let reader = opened.get_row_group(group.number).map_err(broken)?;
+    let fields = schema.root_schema().get_fields();
+    let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
     for (leaf, described) in schema.columns().iter().enumerate() {
         let column = schema.get_column_root_idx(leaf);
         if table.is_ignored(column) {
@@ -371,7 +391,7 @@ fn read_group(
             is_list,
             table,
             column,
-            name: described.name(),
+            name: names[column],
             meaning: Meaning::of(described),
             nulls_below: described.max_def_level(),
             read: 0,
@@ -416,31 +436,28 @@ enum Meaning {
     Decimal(i32),
     /// Days since 1970.
     Days,
-    /// A time since the beginning of 1970, in so many parts of a day.
-    Time(f64),
+    /// A time since the beginning of 1970, in units of so many nanoseconds.
+    Time(i128),
     Half,
 }
 
 impl Meaning {
     fn of(column: &ColumnDescriptor) -> Self {
-        let (millis, micros, nanos) = (1e3, 1e6, 1e9);
+        let (millis, micros, nanos) = (1_000_000, 1000, 1);
         match (column.logical_type_ref(), column.converted_type()) {
-            (Some(LogicalType::Timestamp(time)), _) => Self::Time(
-                SECONDS_OF_A_DAY
-                    * match time.unit {
-                        TimeUnit::MILLIS => millis,
-                        TimeUnit::MICROS => micros,
-                        TimeUnit::NANOS => nanos,
-                    },
-            ),
+            (Some(LogicalType::Timestamp(time)), _) => Self::Time(match time.unit {
+                TimeUnit::MILLIS => millis,
+                TimeUnit::MICROS => micros,
+                TimeUnit::NANOS => nanos,
+            }),
             (Some(LogicalType::Date), _) | (None, ConvertedType::DATE) => Self::Days,
             (Some(LogicalType::Float16), _) => Self::Half,
             (Some(LogicalType::Decimal(_)), _) | (None, ConvertedType::DECIMAL) => {
                 Self::Decimal(column.type_scale())
             }
             (Some(LogicalType::Integer(integer)), _) if !integer.is_signed => Self::Unsigned,
-            (None, ConvertedType::TIMESTAMP_MILLIS) => Self::Time(SECONDS_OF_A_DAY * millis),
-            (None, ConvertedType::TIMESTAMP_MICROS) => Self::Time(SECONDS_OF_A_DAY * micros),
+            (None, ConvertedType::TIMESTAMP_MILLIS) => Self::Time(millis),
+            (None, ConvertedType::TIMESTAMP_MICROS) => Self::Time(micros),
             (
                 _,
                 ConvertedType::UINT_8
@@ -461,7 +478,7 @@ impl Meaning {
                 scale,
             },
             Self::Days => Value::Days(number as f64),
-            Self::Time(of_day) => Value::Days(number as f64 / of_day),
+            Self::Time(unit) => Value::Days(date::days_of(i128::from(number) * unit)),
         }
     }
 
@@ -516,8 +533,8 @@ impl ColumnWriter<'_> {
             }
             ColumnReader::Int96ColumnReader(reader) => self.each(reader, |value| {
                 // Times of old files; milliseconds do not overflow.
-                let days = value.to_millis() as f64 / (SECONDS_OF_A_DAY * 1e3);
-                Some(Value::Days(days))
+                let nanoseconds = i128::from(value.to_millis()) * 1_000_000;
+                Some(Value::Days(date::days_of(nanoseconds)))
             }),
             ColumnReader::FloatColumnReader(reader) => {
                 self.each(reader, |value| Some(Value::Single(*value)))

@@ -45,6 +45,8 @@ pub struct ColumnSurvey {
     pub examples: Vec<String>,
     /// True if a number has a fraction.
     pub has_fractions: bool,
+    /// The format of dates that are not written as in ISO 8601.
+    pub format: Option<&'static str>,
 }
 
 /// What the cells of a column are, but for those that are missing.
@@ -142,14 +144,19 @@ impl Seen {
         let texts = || self.counts.keys().filter(|text| !text.is_empty());
         let number = |text: &String| Value::Text(text).number();
         let all = |is: &dyn Fn(&String) -> bool| texts().next().is_some() && texts().all(is);
+        let is_written_as_date = |text: &String| date::days(text).is_some();
+        let format = match self.is_list || texts().next().is_none() || all(&is_written_as_date) {
+            true => None,
+            false => date::format_of(self.counts.keys().filter(|text| !text.is_empty())),
+        };
         let looks = if self.is_list {
             Looks::Lists
         } else if texts().next().is_none() {
             Looks::Nothing
+        } else if format.is_some() || all(&is_written_as_date) {
+            Looks::Dates
         } else if all(&|text| number(text).is_some()) {
             Looks::Numbers
-        } else if all(&|text| date::days(text).is_some()) {
-            Looks::Dates
         } else {
             Looks::Texts
         };
@@ -175,6 +182,7 @@ impl Seen {
             range,
             has_fractions: numbers().any(|number| number.fract() != 0.0),
             examples: self.examples,
+            format,
             name,
         }
     }
@@ -193,7 +201,7 @@ impl ColumnSurvey {
                 missing,
             },
             Looks::Dates => ColumnType::Date {
-                format: None,
+                format: self.format.map(str::to_owned),
                 transform,
                 buckets,
                 missing,
@@ -219,7 +227,13 @@ impl ColumnSurvey {
         let kind = match self.suggestion() {
             ColumnType::Number { .. } if missing.is_empty() => return None,
             ColumnType::Number { .. } => format!("type = \"number\"{missing}"),
-            ColumnType::Date { .. } => format!("type = \"date\"{missing}"),
+            ColumnType::Date { format: None, .. } => format!("type = \"date\"{missing}"),
+            ColumnType::Date {
+                format: Some(format),
+                ..
+            } => {
+                format!("type = \"date\", format = {format:?}{missing}")
+            }
             ColumnType::Category { .. } => "type = \"category\"".to_owned(),
             ColumnType::Id { .. } => "type = \"id\"".to_owned(),
             ColumnType::Ignore {} => "type = \"ignore\"".to_owned(),
