@@ -619,17 +619,9 @@ class Differences(Folder):
     ROWS = 40
 
     OPEN = {
-        "booleans_as_categories": "categories and labels of Parquet's booleans are 0 and 1, those of CSV True and False",
-        "booleans_as_ids": "as above",
-        "booleans_as_labels": "as above",
-        "dates_as_categories": "refused in Parquet",
-        "dates_as_labels": "refused in Parquet",
-        "times_with_microseconds": "the days of a time differ in the last bits",
-        "times_with_milliseconds_in_nanoseconds": "as above",
         "floats_of_32_bits_as_numbers": "0.1 is 0.1 in CSV and 0.10000000149 in Parquet",
         "floats_of_16_bits_as_categories": "the text is that of a float of 32 bits",
         "spaces_around_texts": "CSV is read without them",
-        "spaces_around_numbers": "refused in Parquet",
         "spaces_around_a_name": "the name of CSV is read without them",
         "infinities_as_categories": "1.0 is another text than 1 where a category is no number",
         "texts_for_gaps_in_lists": "they are gaps in lists of Parquet, and ids of separated texts",

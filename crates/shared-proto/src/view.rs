@@ -297,7 +297,7 @@ impl Commit {
             ));
         }
         if let Some(factor) = commit.clip_factor
-            && !(factor >= 0.0 && factor <= 1.0)
+            && !(0.0..=1.0).contains(&factor)
         {
             return Err(malformed("the clip_factor of a commit is not from 0 to 1"));
         }

@@ -218,6 +218,7 @@ impl Metric for LogLoss {
 mod tests {
     use super::*;
     use candle_core::Device::Cpu;
+    use std::slice::from_ref;
 
     const BINARY: Loss = Loss::BinaryCrossEntropy;
     const CLASSES: Loss = Loss::CrossEntropy { smoothing: 0.0 };
@@ -294,7 +295,7 @@ mod tests {
             (Name::Rmse, Loss::MeanSquaredError),
             (Name::Mae, Loss::MeanSquaredError),
         ] {
-            let found = measure(name, loss, &[batch.clone()], &[outputs.clone()]);
+            let found = measure(name, loss, from_ref(&batch), from_ref(&outputs));
             let expected = measure(name, loss, &batches, &repeated);
             assert!(
                 (found - expected).abs() < 1e-12,
