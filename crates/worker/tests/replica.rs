@@ -102,7 +102,7 @@ fn a_batch_that_cannot_be_assembled_wants_nothing_and_its_computation_says_why()
         let beyond = batch(100_000);
         assert!(replica.prepare(beyond).await.wants().await.is_empty());
         let error = replica.compute(beyond, Step::default()).await.unwrap_err();
-        assert!(matches!(error, ReplicaError::Compute(_)), "{error}");
+        assert!(matches!(error, ReplicaError::Input(_)), "{error}");
         assert!(error.to_string().contains("100000 to 100016"), "{error}");
     });
 }
