@@ -72,7 +72,7 @@ pub(crate) fn format_of<'a>(
 ) -> Option<&'static str> {
     let fits = |format: &&&str| texts.clone().all(|text| days_by(text, format).is_some());
     let mut fitting = FORMATS.iter().filter(fits);
-    // Of two that fit, nobody can tell which is meant.
+    // If two formats fit, the choice is ambiguous.
     match (fitting.next(), fitting.next()) {
         (Some(format), None) => Some(format),
         _ => None,

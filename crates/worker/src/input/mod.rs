@@ -3,7 +3,7 @@
 //! - `batch`: samples that are computed together
 //! - `assemble`: makes a batch of samples
 //!
-//! Everything before is the crate `data`, whose public items are here too.
+//! The crate `data` makes the samples. This module exports its public items again.
 
 mod assemble;
 mod batch;
