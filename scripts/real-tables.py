@@ -86,10 +86,16 @@ def file_of(package, path):
     return Path(root.origin).parent / path
 
 
-def learn(file, label, folder, seeds):
+def form_of(reading):
+    """The options of `data describe` for a file that pandas reads with these."""
+    form = ["--no-header"] if reading.get("header", 0) is None else []
+    return form + ["--delimiter", reading["sep"]] if reading.get("sep") == " " else form
+
+
+def learn(file, label, form, folder, seeds):
     """The four commands. Returns the job, the metrics, the number of predictions, the seconds of a training, and what was noticed."""
     job, notes, all_metrics = folder / "job.toml", [], []
-    described, _ = flambeau("data", "describe", file, "--label", label, "--write", job)
+    described, _ = flambeau("data", "describe", file, *form, "--label", label, "--write", job)
     (folder / "described").write_text(described)
     began = time.monotonic()
     runs = [folder / f"run-{seed}" for seed in range(1, seeds + 1)]
@@ -182,7 +188,7 @@ def results(options, place):
         folder.mkdir(parents=True, exist_ok=True)
         file = file_of(package, path)
         try:
-            job, metrics, predicted, seconds, notes = learn(file, label, folder, options.seeds)
+            job, metrics, predicted, seconds, notes = learn(file, label, form_of(reading), folder, options.seeds)
         except Refused as error:
             print(f"| {name} | | | | refused | | | |", flush=True)
             remarks.append(f"{name}: {str(error).replace(str(file.parent) + '/', '')[:600]}")

@@ -23,6 +23,8 @@ DEADLINE = 60
 
 def job(mode, samples, epochs=1, batch=10, lease=10.0, checkpoint="enabled = false", staleness=None):
     staleness = "" if staleness is None else f"staleness = {staleness}"
+    # The weights count the pushes.
+    correction = "correction = { enabled = false }"
     return f"""
 name = "conformance"
 seed = 1
@@ -34,6 +36,7 @@ learning_rate = 1.0
 [strategy]
 mode = "{mode}"
 {staleness}
+{correction}
 [cluster]
 lease_seconds = {lease}
 [checkpoint]

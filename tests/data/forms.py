@@ -625,9 +625,8 @@ class Differences(Folder):
         "spaces_around_a_name": "the name of CSV is read without them",
         "infinities_as_categories": "1.0 is another text than 1 where a category is no number",
         "texts_for_gaps_in_lists": "they are gaps in lists of Parquet, and ids of separated texts",
-        "decimals_of_256_bits": "refused in Parquet",
+        "decimals_of_256_bits": "refused in Parquet beyond 38 digits",
         "times_of_day": "numbers in Parquet, by the unit of the column",
-        "line_breaks_in_the_first_name": "the delimiter is searched for up to the line break",
     }
 
     def result(self, draw, kind, cells, array, setting, name, labels, types):

@@ -249,7 +249,7 @@ fn ratings_with_categories_train_a_factorization_machine() {
         "--learning-rate",
         "0.01",
         "--epochs",
-        "2",
+        "3",
     ];
     let outcome = train(&dir.path().join("run"), &arguments);
     // The mean of all ratings has an error of 1.04.

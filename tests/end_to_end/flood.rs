@@ -20,10 +20,12 @@ const DESCRIPTORS: &str = "1024";
 /// system's backlog take together.
 const FLOOD: usize = 1500;
 
-/// A job that does not end by itself; checkpoints come often.
+/// A job that does not end by itself, and leaves time for other tests; checkpoints come often.
 const JOB: &str = r#"
 name = "flooded"
 epochs = 100000
+[model]
+name = "odd"
 [optimizer]
 name = "sgd"
 [strategy]
@@ -58,7 +60,10 @@ impl Flooded {
         let run = dir.path().join("run");
         let start = |role: &str, log: &str, arguments: &[&str]| {
             let environment = environment(dir.path(), role);
-            let environment: Vec<_> = environment.iter().map(|(n, v)| (*n, v.as_str())).collect();
+            let environment = environment.iter().map(|(n, v)| (*n, v.as_str()));
+            let environment: Vec<_> = environment
+                .chain([("TEST_STEP_MILLISECONDS", "4")])
+                .collect();
             let log = dir.path().join(log);
             let limited = ["-c", "ulimit -n \"$0\" && exec \"$@\"", DESCRIPTORS];
             let Program(path) = program();

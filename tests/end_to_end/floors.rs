@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 16] = [
+const FLOORS: [(&str, &[&str]); 17] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
@@ -12,6 +12,7 @@ const FLOORS: [(&str, &[&str]); 16] = [
     ("optimizer", &["shared-proto"]),
     ("table", &["shared-proto", "optimizer"]),
     ("data", &["shared-proto", "storage"]),
+    ("arrow", &["data", "shared-proto"]),
     ("nn", &[]),
     ("gpu", &[]),
     ("ps-client", &["shared-proto", "fuzz-input"]),

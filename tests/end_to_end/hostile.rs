@@ -26,6 +26,8 @@ name = "sgd"
 learning_rate = 1.0
 [strategy]
 mode = "bounded"
+# The weights count the pushes.
+correction = { enabled = false }
 staleness = 0
 [cluster]
 ps = 1

@@ -89,8 +89,14 @@ fn on_a_plateau_the_learning_rate_falls_in_every_strategy_and_stays_low_in_a_run
 fn on_a_plateau_the_learning_rate_falls_in_every_mode_and_in_tables() {
     let hybrid = "\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 2000\nrows = 100\n";
     for (mode, more) in [
-        ("name = \"parameter-server\"\nmode = \"bounded\"", ""),
-        ("name = \"parameter-server\"\nmode = \"async\"", ""),
+        (
+            "name = \"parameter-server\"\nmode = \"bounded\"\ncorrection = { average = 0.0 }",
+            "",
+        ),
+        (
+            "name = \"parameter-server\"\nmode = \"async\"\ncorrection = { average = 0.0 }",
+            "",
+        ),
         ("name = \"hybrid\"\nmode = \"sync\"", hybrid),
         ("name = \"hybrid\"\nmode = \"async\"", hybrid),
     ] {

@@ -104,6 +104,44 @@ fn the_moving_average_of_the_weights_is_what_is_evaluated_saved_and_exported() {
     assert_eq!(evaluated["metrics"], summary["metrics"]);
 }
 
+/// The checkpoint has the newest weights, and `model.safetensors` those that the last evaluation measured.
+#[test]
+fn a_model_of_bounded_mode_is_the_mean_of_its_last_weights_as_evaluated() {
+    const JOB: &str = "epochs = 3\nseed = 7\n[model]\nname = \"normal\"\n[optimizer]\nname = \"sgd\"\nlearning_rate = 0.5\n";
+    for (workers, settings, is_mean) in [
+        (2, "", true),
+        (2, "correction = { average = 0.0 }", false),
+        (2, "correction = { enabled = false }", false),
+        (1, "", false),
+    ] {
+        let given = format!(
+            "batch_size = 32\n{JOB}[strategy]\n{settings}\n[cluster]\nps = 2\nworkers = {workers}\n"
+        );
+        let (summary, dir) = train(&given, workers);
+        let run = dir.path().join("run");
+        let saved = weights(&run.join("model.safetensors"));
+        let exported = dir.path().join("exported.safetensors");
+        let (run, file) = (run.to_str().unwrap(), exported.to_str().unwrap());
+        let export = program().run(&["checkpoint", "export", run, "--output", file]);
+        assert!(export.status.success());
+        let moved = |part: &str| {
+            let only = |all: BTreeMap<String, candle_core::Tensor>| -> BTreeMap<_, _> {
+                all.into_iter()
+                    .filter(|(name, _)| name.contains(part))
+                    .collect()
+            };
+            difference(&only(saved.clone()), &only(weights(&exported)))
+        };
+        // Weights, and what batch normalisation has measured with them.
+        for part in ["weight", "running_mean"] {
+            assert_eq!(moved(part) > 1e-4, is_mean, "{settings} {part}");
+        }
+        let output = program().run(&["eval", "--json", run]);
+        let evaluated: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(evaluated["metrics"], summary["metrics"], "{settings}");
+    }
+}
+
 #[test]
 fn averaged_variables_are_the_mean_over_workers_and_frozen_ones_stay() {
     const JOB: &str = "epochs = 2\nsteps = 30\nseed = 7\n[model]\nname = \"normal\"\n[optimizer]\nname = \"sgd\"\n[[groups]]\nvariables = \"*.bias\"\nfrozen = true\n";
@@ -248,6 +286,28 @@ fn without_a_bound_the_same_run_exceeds_it() {
     let (summary, said) = with_a_slow_worker("mode = \"async\"");
     assert!(summary["max_clock_lead"].as_u64().unwrap() > 2, "{summary}");
     assert!(!said.contains(" waits for "), "{said}");
+}
+
+/// With this rate and so many workers, a training in which gradients are applied as if they were new ends at chance.
+#[test]
+fn eight_workers_with_momentum_learn_in_bounded_mode() {
+    const JOB: &str = r#"
+epochs = 15
+batch_size = 32
+seed = 1
+[model]
+name = "mlp"
+hidden = [64]
+[optimizer]
+name = "momentum"
+learning_rate = 0.05
+[cluster]
+ps = 2
+workers = 8
+"#;
+    let (summary, _dir) = train(JOB, 8);
+    let accuracy = summary["metrics"]["accuracy"].as_f64();
+    assert!(accuracy.unwrap() > 0.85, "{summary}");
 }
 
 #[test]

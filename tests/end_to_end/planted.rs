@@ -75,12 +75,16 @@ fn planted_faults_are_found() {
             Fault::LaterWeights,
             "modes::the_staleness_of_a_worker_that_computes_ahead_is_measured",
         ),
+        (
+            Fault::StaleAsNew,
+            "modes::eight_workers_with_momentum_learn_in_bounded_mode",
+        ),
     ];
+    let found_by = FOUND_BY.iter().map(|(fault, _)| fault);
+    assert!(found_by.eq(Fault::END_TO_END), "each fault has a test");
     if !runs_slow_tests("faults that are planted in processes") {
         return;
     }
-    let found_by = FOUND_BY.iter().map(|(fault, _)| fault);
-    assert!(found_by.eq(Fault::END_TO_END), "each fault has a test");
     // Returns the result of a test, with a fault or with none.
     let result = |test: &str, fault: &str| {
         let output = Command::new(std::env::current_exe().unwrap())

@@ -48,6 +48,8 @@ learning_rate = 1.0
 [strategy]
 mode = "{mode}"
 pipeline = {pipeline}
+# The weights count the pushes.
+correction = {{ enabled = false }}
 {bound}
 [cluster]
 ps = 2

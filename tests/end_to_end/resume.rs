@@ -92,6 +92,11 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         Refused("data.column_names"),
     ),
     ("data.decimal", "data.decimal=\",\"", Resumes),
+    (
+        "data.label_transform",
+        "data.label_transform=standardise",
+        Refused("label_transform"),
+    ),
     ("data.missing", "data.missing=\"mean\"", Resumes),
     ("data.missing_texts", "data.missing_texts=[\"-\"]", Resumes),
     ("data.missing_label", "data.missing_label=skip", Resumes),
@@ -203,6 +208,11 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         Refused("strategy.mode = \"sync\" is false there"),
     ),
     ("strategy.staleness", "strategy.staleness=2", Resumes),
+    (
+        "strategy.correction",
+        "strategy.correction={enabled=false}",
+        Resumes,
+    ),
     ("strategy.pipeline", "strategy.pipeline=1", Resumes),
     ("strategy.wire", "strategy.wire=bf16", Resumes),
     (

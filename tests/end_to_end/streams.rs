@@ -43,6 +43,8 @@ name = "sgd"
 learning_rate = 1.0
 [strategy]
 mode = "bounded"
+# The weights count the pushes.
+correction = {{ enabled = false }}
 staleness = 2
 [cluster]
 ps = 2

@@ -19,7 +19,7 @@ use worker::strategy::{Joining, Stores};
 
 use crate::history::Event;
 use crate::model::{Counting, Observed};
-use crate::network::{PORT, Simulated, incoming};
+use crate::network::{PORT, Simulated, incoming, registration};
 use crate::pause::Pause;
 use crate::world::World;
 
@@ -231,15 +231,4 @@ pub(crate) fn find_coordinator(pause: &Pause) -> Result<Coordinator, Box<dyn std
     let address = format!("coordinator:{PORT}");
     let network = Simulated::of(pause.clone());
     Ok(Coordinator::over(&network, &address, MEMBER_PATIENCE)?)
-}
-
-pub(crate) fn registration(role: Role, name: &str) -> Registration {
-    Registration {
-        role,
-        identity: name.to_owned(),
-        address: format!("{name}:{PORT}"),
-        metrics_address: String::new(),
-        holding: None,
-        capacity_bytes: 0,
-    }
 }

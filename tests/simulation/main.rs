@@ -32,14 +32,14 @@ use tests::runs_slow_tests;
 use world::World;
 
 /// Seeds in the test command, and with the slow tests.
-const SEEDS: [u64; 2] = [40, 200];
+const SEEDS: [u64; 2] = [15, 200];
 
-/// Seeds that are run twice, in fresh processes.
-const TWICE: u64 = 20;
+/// Those of them that are run twice, in fresh processes.
+const TWICE: [u64; 2] = [6, 20];
 
 /// Seeds of worlds of rings in the test command and with the slow tests, and those of them that are run twice.
-const RING_SEEDS: [u64; 2] = [20, 100];
-const RINGS_TWICE: u64 = 10;
+const RING_SEEDS: [u64; 2] = [8, 100];
+const RINGS_TWICE: [u64; 2] = [3, 10];
 
 /// The tests that run worlds.
 const TEST: &str = "under_any_schedule_what_was_promised_holds";
@@ -70,7 +70,7 @@ fn in_any_world_of_rings_what_was_promised_holds() {
 }
 
 /// Runs the worlds of all seeds, or of the one that the environment names.
-fn run_all([few, many]: [u64; 2], run: impl Fn(u64) + Sync) {
+fn run_all(seeds: [u64; 2], run: impl Fn(u64) + Sync) {
     let seeds = match told("FLAMBEAU_SIM_SEED") {
         Some(seed) => {
             let _ = tracing_subscriber::fmt()
@@ -78,13 +78,7 @@ fn run_all([few, many]: [u64; 2], run: impl Fn(u64) + Sync) {
                 .try_init();
             seed..seed + 1
         }
-        None => {
-            let seeds = || match runs_slow_tests(&format!("{} of {many} seeds", many - few)) {
-                true => many,
-                false => few,
-            };
-            0..told("FLAMBEAU_SIM_SEEDS").unwrap_or_else(seeds)
-        }
+        None => 0..told("FLAMBEAU_SIM_SEEDS").unwrap_or_else(|| few_or_many(seeds)),
     };
     // Each world has one thread, and shares nothing with the others.
     let next = AtomicU64::new(seeds.start);
@@ -126,8 +120,16 @@ fn a_seed_of_rings_replays_exactly() {
     replay(RING_TEST, RINGS_TWICE);
 }
 
+/// Returns the second number with the slow tests, otherwise the first.
+fn few_or_many([few, many]: [u64; 2]) -> u64 {
+    match runs_slow_tests(&format!("{} of {many} seeds", many - few)) {
+        true => many,
+        false => few,
+    }
+}
+
 /// Runs worlds twice, each time in a fresh process.
-fn replay(test: &str, seeds: u64) {
+fn replay(test: &str, seeds: [u64; 2]) {
     if told("FLAMBEAU_SIM_SEED").is_some() {
         return;
     }
@@ -147,7 +149,7 @@ fn replay(test: &str, seeds: u64) {
         let line = text.lines().find_map(|line| line.strip_prefix("hash "));
         line.unwrap_or_else(|| panic!("{text}")).to_owned()
     };
-    for seed in 0..seeds {
+    for seed in 0..few_or_many(seeds) {
         assert_eq!(hash(seed), hash(seed), "seed {seed}");
     }
 }

@@ -4,9 +4,11 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use daemon::membership::Registration;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use shared_proto::connections::{Accepted, AcceptedStream};
+use shared_proto::ids::Role;
 use shared_proto::network::{Connecting, Network};
 use shared_proto::security::{Remote, Security};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -104,6 +106,18 @@ pub(crate) async fn incoming(pause: Pause, repeats: Option<Repeats>) -> io::Resu
         }
     });
     Ok(Box::pin(ReceiverStream::new(queue)))
+}
+
+/// Returns the registration of a process on this host.
+pub(crate) fn registration(role: Role, name: &str) -> Registration {
+    Registration {
+        role,
+        identity: name.to_owned(),
+        address: format!("{name}:{PORT}"),
+        metrics_address: String::new(),
+        holding: None,
+        capacity_bytes: 0,
+    }
 }
 
 /// A stream of bytes in both directions.

@@ -59,6 +59,8 @@ impl World {
         };
         job.strategy.mode = [Mode::Async, Mode::Bounded, Mode::Sync][(seed % 3) as usize];
         job.strategy.staleness = seed / 3 % 4;
+        // The weights count the pushes.
+        job.strategy.correction.enabled = false;
         job.cluster.ps = Some(SHARDS);
         job.cluster.workers = Some(WORKERS);
         job.cluster.lease_seconds = 2.0;

@@ -36,6 +36,9 @@ const COUNTS: [f64; 12] = [
     0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 256.0,
 ];
 
+/// The bounds of factors from 0 to 1.
+const FACTORS: [f64; 10] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.999, 1.0];
+
 /// The interval at which samples of histograms are sorted into their buckets.
 const UPKEEP: Duration = Duration::from_secs(5);
 
@@ -109,6 +112,7 @@ pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
         .set_buckets_for_metric(Matcher::Suffix("_steps".to_owned()), &COUNTS)?
         .set_buckets_for_metric(Matcher::Suffix("_updates".to_owned()), &COUNTS)?
+        .set_buckets_for_metric(Matcher::Suffix("_factor".to_owned()), &FACTORS)?
         .install_recorder()
 }
 

@@ -12,6 +12,7 @@
 //! - `samples`: named columns of samples, in memory or read anew in each pass; `shuffle`: their order
 //! - `sources`: the sources that ship, which connect all of these: [`Digits`], [`Idx`], [`Cifar10`], [`Npy`], [`Images`],
 //!   [`Csv`], [`Parquet`], [`LibSvm`], [`Criteo`], [`Clicks`] and [`Random`]
+//! - `fuzzing`: the driver of a fuzz target
 //! - `dataset`: the result; `error`, `place`: the errors of all of these
 
 mod columns;
@@ -19,6 +20,8 @@ mod dataset;
 mod error;
 mod features;
 mod files;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod place;
 mod reading;
 mod samples;
@@ -26,16 +29,19 @@ pub mod shuffle;
 pub mod source;
 mod sources;
 
+pub use columns::cell::Cell;
+pub use columns::header::pandas_index;
 pub use dataset::{Dataset, save_transforms};
 pub use error::InputError;
 pub use features::fitted::{Fitted, FittedColumn, Gap, Rule};
 pub use features::target::Target;
 pub use files::matching;
 pub use samples::column::{BatchColumn, Column, Values};
-pub use samples::field::{Field, Signature, ValueType};
+pub use samples::field::{Field, Scale, Signature, ValueType};
 pub use samples::memory::InMemory;
 pub use samples::{Order, Samples};
 pub use source::{DataSetup, Purpose, Source};
+pub use sources::batches::{CellWriter, OwnCell, RowBatch, TableRows, open_batches};
 pub use sources::cifar::Cifar10;
 pub use sources::clicks::{Clicks, category_id};
 pub use sources::criteo::Criteo;

@@ -157,7 +157,7 @@ impl<'a> DataSetup<'a> {
     ///
     /// # Errors
     /// [`InputError::Invalid`] names the setting and those that there are.
-    pub(crate) fn only_options(&self, names: &[&str]) -> Result<(), InputError> {
+    pub fn only_options(&self, names: &[&str]) -> Result<(), InputError> {
         let mut options = self.settings.options.keys();
         let Some(key) = options.find(|key| !names.contains(&key.as_str())) else {
             return Ok(());

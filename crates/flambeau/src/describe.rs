@@ -33,6 +33,15 @@ pub(crate) enum Command {
         /// The column with the label.
         #[arg(long, value_name = "COLUMN")]
         label: Option<String>,
+        /// CSV: the first line has no names. Columns are named by their numbers, from 0.
+        #[arg(long)]
+        no_header: bool,
+        /// CSV: the character between fields, if it is not the comma, tab, semicolon or `|` that the first line has most often.
+        #[arg(long, value_name = "CHARACTER")]
+        delimiter: Option<char>,
+        /// CSV: the character before the fraction of numbers.
+        #[arg(long, value_name = "CHARACTER", default_value = ".")]
+        decimal: char,
         /// Write a job for the file. An existing file is not replaced.
         #[arg(long, value_name = "JOB.toml")]
         write: Option<PathBuf>,
@@ -40,17 +49,40 @@ pub(crate) enum Command {
 }
 
 pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
-    let Command::Describe { file, label, write } = command;
+    let Command::Describe {
+        file,
+        label,
+        no_header,
+        delimiter,
+        decimal,
+        write,
+    } = command;
     let kind = match file.extension().is_some_and(|end| end == "parquet") {
         true => "parquet",
         false => "csv",
     };
+    if kind == "parquet"
+        && (*no_header || delimiter.is_some() || *decimal != Data::default().decimal)
+    {
+        return Err(CommandError::Content {
+            path: file.clone(),
+            reason: "--no-header, --delimiter and --decimal are for CSV; a Parquet file has names, and numbers as they are".to_owned(),
+        });
+    }
     let data = Data {
         kind: kind.to_owned(),
         dir: Some(file.clone()),
         label: label.clone().unwrap_or_else(|| Data::default().label),
+        header: !no_header,
+        delimiter: *delimiter,
+        decimal: *decimal,
         ..Data::default()
     };
+    let checked = Job {
+        data: data.clone(),
+        ..Job::default()
+    };
+    checked.validate()?;
     let columns = survey(&data)?;
     outln!("{}", table(&columns, &data.label).trim_fmt());
     let rows = columns.first().map_or(0, |column| column.rows);
@@ -173,6 +205,18 @@ fn job(data: &Data, file: &Path, columns: &[ColumnSurvey], label: &ColumnSurvey)
         text(&label.name),
         text(target(label)),
     );
+    if !data.header {
+        let _ = writeln!(job, "header = false");
+    }
+    if let Some(delimiter) = data.delimiter {
+        let _ = writeln!(job, "delimiter = {}", text(&delimiter.to_string()));
+    }
+    if data.decimal != Data::default().decimal {
+        let _ = writeln!(job, "decimal = {}", text(&data.decimal.to_string()));
+    }
+    if target(label) == "number" {
+        let _ = writeln!(job, "label_transform = \"standardise\"");
+    }
     if label.missing > 0 {
         let _ = writeln!(job, "missing_label = \"skip\"");
     }
@@ -192,6 +236,8 @@ fn toml_text(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shared_proto::job::LabelTransform;
+    use worker::input::Purpose;
 
     #[test]
     fn a_file_becomes_a_job() {
@@ -222,6 +268,9 @@ mod tests {
         let command = |label: &str| Command::Describe {
             file: file.clone(),
             label: Some(label.to_owned()),
+            no_header: false,
+            delimiter: None,
+            decimal: '.',
             write: Some(write.clone()),
         };
         let error = run(&command("label")).unwrap_err().to_string();
@@ -238,5 +287,39 @@ mod tests {
         assert!(job.data.columns["price"].missing().is_some());
         // What is there is not replaced.
         assert!(run(&command("click")).is_err());
+    }
+
+    #[test]
+    fn a_file_without_names_becomes_a_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, write) = (dir.path().join("raw.csv"), dir.path().join("job.toml"));
+        std::fs::write(&file, "1,5 2,5 700\n2,5 1,5 300\n3,5 1,5 250,5\n").unwrap();
+        let command = |delimiter| Command::Describe {
+            file: file.clone(),
+            label: Some("2".to_owned()),
+            no_header: true,
+            delimiter: Some(delimiter),
+            decimal: ',',
+            write: Some(write.clone()),
+        };
+        let parquet = Command::Describe {
+            file: dir.path().join("raw.parquet"),
+            label: None,
+            no_header: true,
+            delimiter: None,
+            decimal: '.',
+            write: None,
+        };
+        let error = run(&parquet).unwrap_err().to_string();
+        assert!(error.contains("--no-header"), "{error}");
+        let error = run(&command('é')).unwrap_err().to_string();
+        assert!(error.contains("data.delimiter"), "{error}");
+        run(&command(' ')).unwrap();
+        let job = Job::from_toml(&std::fs::read_to_string(&write).unwrap()).unwrap();
+        assert_eq!((job.data.header, job.data.delimiter), (false, Some(' ')));
+        assert_eq!(job.data.label_transform, LabelTransform::Standardise);
+        let data = worker::registry::Registry::builtin().open(&job.data, 1, Purpose::Training);
+        let scale = data.unwrap().signature.targets[0].scale.unwrap();
+        assert!((100.0..1000.0).contains(&scale.mean), "{scale:?}");
     }
 }

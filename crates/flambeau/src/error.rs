@@ -134,7 +134,7 @@ pub enum CommandError {
     },
     /// The averages of a checkpoint without averages are asked for.
     #[error(
-        "{checkpoint}: its job keeps no moving averages (ema_decay); leave --averages out for the weights"
+        "{checkpoint}: its job keeps no moving averages (ema_decay) in checkpoints; leave --averages out for the weights"
     )]
     NoAverages {
         /// The checkpoint.

@@ -154,8 +154,9 @@ pub use shared_proto::table::{
 pub use worker::finder::{LearningRateCurve, RangeError, RatePoint, RateRange};
 #[doc(inline)]
 pub use worker::input::{
-    Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,
-    Signature, Source, ValueType, Values,
+    Cell, CellWriter, Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order,
+    OwnCell, Purpose, RowBatch, Samples, Scale, Signature, Source, TableRows, ValueType, Values,
+    open_batches,
 };
 #[doc(inline)]
 pub use worker::loops::{

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use parquet::basic::{LogicalType, Repetition, Type as PhysicalType};
-use parquet::data_type::{ByteArray, ByteArrayType, FloatType};
+use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, FloatType};
 use parquet::errors::ParquetError;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
@@ -63,18 +63,19 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), Comm
     }
 }
 
-/// Writes a Parquet file with the columns of the predictions: text for labels, `float` for numbers.
+/// Writes a Parquet file with the columns of the predictions: text for labels, `float` or `double` for numbers.
 fn write_parquet(predictions: &Predictions, to: impl Write + Send) -> Result<(), ParquetError> {
     let column = |place: usize| predictions.rows.iter().map(move |row| &row[place]);
-    let is_label = |place| matches!(column(place).next(), Some(Cell::Label(_)));
+    let kind = |place| match column(place).next() {
+        Some(Cell::Label(_)) => PhysicalType::BYTE_ARRAY,
+        Some(Cell::Double(_)) => PhysicalType::DOUBLE,
+        Some(Cell::Number(_)) | None => PhysicalType::FLOAT,
+    };
     let fields = predictions.header.iter().enumerate();
     let fields = fields.map(|(place, name)| {
-        let field = match is_label(place) {
-            true => Type::primitive_type_builder(name, PhysicalType::BYTE_ARRAY)
-                .with_logical_type(Some(LogicalType::String)),
-            false => Type::primitive_type_builder(name, PhysicalType::FLOAT),
-        };
-        field
+        let text = (kind(place) == PhysicalType::BYTE_ARRAY).then_some(LogicalType::String);
+        Type::primitive_type_builder(name, kind(place))
+            .with_logical_type(text)
             .with_repetition(Repetition::REQUIRED)
             .build()
             .map(Arc::new)
@@ -89,22 +90,25 @@ fn write_parquet(predictions: &Predictions, to: impl Write + Send) -> Result<(),
         let Some(mut writer) = group.next_column()? else {
             break;
         };
-        if is_label(place) {
-            let labels: Vec<_> = column(place)
-                .map(|cell| ByteArray::from(cell.to_string().into_bytes()))
-                .collect();
-            writer
-                .typed::<ByteArrayType>()
-                .write_batch(&labels, None, None)?;
-        } else {
-            let numbers = column(place).filter_map(|cell| match cell {
-                Cell::Number(number) => Some(*number),
-                Cell::Label(_) => None,
-            });
-            let numbers: Vec<f32> = numbers.collect();
-            writer
-                .typed::<FloatType>()
-                .write_batch(&numbers, None, None)?;
+        match kind(place) {
+            PhysicalType::BYTE_ARRAY => {
+                let labels =
+                    column(place).map(|cell| ByteArray::from(cell.to_string().into_bytes()));
+                let labels: Vec<_> = labels.collect();
+                let writer = writer.typed::<ByteArrayType>();
+                writer.write_batch(&labels, None, None)?;
+            }
+            PhysicalType::DOUBLE => {
+                let numbers: Vec<f64> = column(place).filter_map(Cell::number).collect();
+                let writer = writer.typed::<DoubleType>();
+                writer.write_batch(&numbers, None, None)?;
+            }
+            _ => {
+                let numbers = column(place).filter_map(Cell::number);
+                let numbers: Vec<f32> = numbers.map(|number| number as f32).collect();
+                let writer = writer.typed::<FloatType>();
+                writer.write_batch(&numbers, None, None)?;
+            }
         }
         writer.close()?;
     }

@@ -12,6 +12,7 @@ use shared_proto::step::WantedRows;
 use shared_proto::table::TableSpec;
 use shared_proto::task;
 use tokio::runtime::{Builder, Runtime};
+use worker::input::RowBatch;
 use worker::local::Trained;
 use worker::registry::Registry;
 use worker::tables::RowSource;
@@ -64,6 +65,14 @@ impl Scorer {
     /// The data's or the model's, or if rows cannot be read.
     pub fn scores(&mut self, samples: Range<u64>) -> Result<Vec<f32>> {
         self.0.scores(samples).map_err(Error::wrap)
+    }
+
+    /// Returns the model's outputs for rows that come with a request, as [`scores`](Self::scores) does.
+    ///
+    /// # Errors
+    /// If a row does not fit the columns of the training, or for the reasons of [`scores`](Self::scores).
+    pub fn scores_of_rows(&mut self, rows: impl RowBatch) -> Result<Vec<f32>> {
+        self.0.scores_of_rows(rows).map_err(Error::wrap)
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use arbitrary::{Arbitrary, Unstructured};
 
 /// The number of pseudo-random inputs of a replay.
-const INPUTS: u64 = 200;
+const INPUTS: u64 = 100;
 
 /// The most bytes of a pseudo-random input.
 const BYTES: u64 = 2000;

@@ -62,7 +62,9 @@ pub use loss::{
     binary_cross_entropy, binary_cross_entropy_of_each, cross_entropy, cross_entropy_smooth,
     mean_absolute_error, mean_squared_error,
 };
-pub use norm::{BatchNorm, BatchNormConfig, GroupNorm, LayerNorm, RunningStatistics};
+pub use norm::{
+    BatchNorm, BatchNormConfig, FROZEN_STATISTICS, GroupNorm, LayerNorm, RunningStatistics,
+};
 pub use pairs::{sum_of_pairs, sum_of_vectors};
 pub use pool::{Pool2d, avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use replicas::{Replicas, synchronised};

@@ -3,7 +3,8 @@
 
 use shared_proto::job::{Adam, AdamW};
 
-use crate::{Part, Rule, Slots, Update};
+use crate::stale::carry;
+use crate::{LookAhead, Part, Rule, Slots, Update};
 
 const SLOTS: Slots = Slots {
     count: 2,
@@ -16,12 +17,11 @@ impl Rule for Adam {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let moments = Moments {
-            beta1: self.beta1,
-            beta2: self.beta2,
-            epsilon: self.epsilon,
-        };
-        moments.apply(update, 1.0, self.weight_decay, part);
+        Moments::from(self).apply(update, 1.0, self.weight_decay, part);
+    }
+
+    fn look_ahead(&self, update: Update, updates: f64, _factor: f32, ahead: LookAhead) {
+        Moments::from(self).look_ahead(update, updates, ahead);
     }
 }
 
@@ -31,14 +31,19 @@ impl Rule for AdamW {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let moments = Moments {
-            beta1: self.beta1,
-            beta2: self.beta2,
-            epsilon: self.epsilon,
-        };
         let keep = 1.0 - update.learning_rate * self.weight_decay;
-        moments.apply(update, keep, 0.0, part);
+        Moments::from(self).apply(update, keep, 0.0, part);
     }
+
+    fn look_ahead(&self, update: Update, updates: f64, _factor: f32, ahead: LookAhead) {
+        Moments::from(self).look_ahead(update, updates, ahead);
+    }
+}
+
+/// Returns what a mean that begins at zero lacks after so many updates: its sum of weights, which corrects its bias. It is in f64, because the
+/// powers begin near one.
+fn lack(beta: f32, updates: u64) -> f64 {
+    1.0 - f64::from(beta).powi(updates.min(i32::MAX as u64) as i32)
 }
 
 /// The settings that Adam and AdamW have in common.
@@ -48,15 +53,39 @@ struct Moments {
     epsilon: f32,
 }
 
+impl From<&Adam> for Moments {
+    fn from(settings: &Adam) -> Self {
+        Self {
+            beta1: settings.beta1,
+            beta2: settings.beta2,
+            epsilon: settings.epsilon,
+        }
+    }
+}
+
+impl From<&AdamW> for Moments {
+    fn from(settings: &AdamW) -> Self {
+        Self {
+            beta1: settings.beta1,
+            beta2: settings.beta2,
+            epsilon: settings.epsilon,
+        }
+    }
+}
+
 impl Moments {
+    /// Moves weights ahead, as [`Rule::look_ahead`] does. The second moment stays as it is meanwhile, and weight decay goes on.
+    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
+        let now = lack(self.beta1, update.number);
+        let unbiased = |later| now / lack(self.beta1, update.number.saturating_add(later));
+        ahead.step_again(update.kernel, carry(self.beta1, updates, unbiased));
+    }
+
     /// Applies a gradient, to which `decay` times the weight is added. The weight itself is multiplied by `keep`.
     fn apply(&self, update: Update, keep: f32, decay: f32, part: Part) {
         let (beta1, beta2, epsilon) = (self.beta1, self.beta2, self.epsilon);
-        // Corrects the bias of means that begin at zero; in f64, because the powers begin near one.
-        let power = update.number.min(i32::MAX as u64) as i32;
-        let lack = |beta: f32| 1.0 - f64::from(beta).powi(power);
-        let step = (f64::from(update.learning_rate) / lack(beta1)) as f32;
-        let root = lack(beta2).sqrt() as f32;
+        let step = (f64::from(update.learning_rate) / lack(beta1, update.number)) as f32;
+        let root = lack(beta2, update.number).sqrt() as f32;
         update.kernel.run(|| {
             for (w, g, mean, square) in part.with_two_slots() {
                 let g = g + decay * *w;

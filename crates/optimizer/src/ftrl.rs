@@ -5,7 +5,7 @@
 use shared_proto::job::Ftrl;
 use shared_proto::kernel::{Simd, WithSimd};
 
-use crate::{Part, Rule, Slots, Update};
+use crate::{MOST_SLOTS, Part, Rule, Slots, Update};
 
 impl Rule for Ftrl {
     fn slots(&self) -> Slots {
@@ -22,6 +22,24 @@ impl Rule for Ftrl {
             rate: update.learning_rate,
             part,
         });
+    }
+
+    fn shortened(&self, update: Update, weights: &mut [f32], slots: [&mut [f32]; MOST_SLOTS]) {
+        let rate = update.learning_rate;
+        if rate == 0.0 {
+            return;
+        }
+        let [sums, linears, ..] = slots;
+        let l2 = self.l2 + self.beta / (2.0 * rate);
+        for ((w, sum), linear) in weights.iter_mut().zip(sums).zip(linears) {
+            if self.l1 > 0.0 && linear.abs() <= self.l1 {
+                // A weight that is exactly 0 is what l1 is for.
+                *w = 0.0;
+            } else if *w != 0.0 {
+                let raised = (self.initial_accumulator + *sum).powf(-self.learning_rate_power);
+                *linear = -*w * (raised / rate + 2.0 * l2) - self.l1.copysign(*w);
+            }
+        }
     }
 }
 

@@ -12,12 +12,14 @@ mod rmsprop;
 pub mod row;
 pub mod schedule;
 mod sgd;
+mod stale;
 mod variable;
 
 use shared_proto::job::Optimizer;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 
+pub use stale::{Norms, StaleStep, StaleSteps};
 pub use variable::VariableRule;
 
 /// The most slots of a weight: two of an optimizer, and the weight's moving average.
@@ -70,6 +72,36 @@ pub trait Rule: Send + Sync {
 
     /// Applies the part's gradient to its weights.
     fn apply(&self, update: Update, part: Part);
+
+    /// Moves weights to where the momentum leads them in the next `updates`, if these have no gradient: the steps of these updates, each times
+    /// `factor`. `update` is the last one, whose momentum is in the slots. Rules without momentum change nothing.
+    fn look_ahead(&self, _update: Update, _updates: f64, _factor: f32, _: LookAhead) {}
+
+    /// Makes slots agree with the weights of a shortened step, where weights follow from slots. `update` is that step.
+    fn shortened(&self, _update: Update, _: &mut [f32], _slots: [&mut [f32]; MOST_SLOTS]) {}
+}
+
+/// Weights that are moved ahead, and the slots that say where to.
+#[derive(Debug)]
+pub struct LookAhead<'a> {
+    /// A copy of the weights.
+    pub weights: &'a mut [f32],
+    /// The weights before the last update.
+    pub before: &'a [f32],
+    /// The slots, as in [`Part::slots`].
+    pub slots: [&'a [f32]; MOST_SLOTS],
+}
+
+impl LookAhead<'_> {
+    /// Makes the last step so many times again. Unlike the slots of weights that have no gradients any more, it has no denormal numbers,
+    /// which processors are slow with.
+    fn step_again(self, kernel: Kernel, times: f32) {
+        kernel.run(|| {
+            for (w, before) in self.weights.iter_mut().zip(self.before) {
+                *w += times * (*w - *before);
+            }
+        });
+    }
 }
 
 /// Returns the rule of a job's settings.

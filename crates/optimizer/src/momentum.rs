@@ -3,7 +3,8 @@
 
 use shared_proto::job::Momentum;
 
-use crate::{Part, Rule, Slots, Update};
+use crate::stale::carry;
+use crate::{LookAhead, Part, Rule, Slots, Update};
 
 impl Rule for Momentum {
     fn slots(&self) -> Slots {
@@ -16,13 +17,27 @@ impl Rule for Momentum {
     fn apply(&self, update: Update, part: Part) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         // The share of the newest gradient that is added once more.
-        let look_ahead = if self.nesterov { 1.0 } else { 0.0 };
+        let again = if self.nesterov { 1.0 } else { 0.0 };
         let kept = if self.nesterov { mu } else { 1.0 };
         update.kernel.run(|| {
             for (w, g, velocity) in part.with_slot() {
                 let g = g + decay * *w;
                 *velocity = mu * *velocity + g;
-                *w -= rate * (look_ahead * g + kept * *velocity);
+                *w -= rate * (again * g + kept * *velocity);
+            }
+        });
+    }
+
+    fn look_ahead(&self, update: Update, updates: f64, factor: f32, ahead: LookAhead) {
+        let carry = carry(self.momentum, updates, |_| 1.0);
+        if !self.nesterov {
+            return ahead.step_again(update.kernel, carry);
+        }
+        // A step of Nesterov's has the velocity as it is one update later.
+        let far = factor * update.learning_rate * self.momentum * carry;
+        update.kernel.run(|| {
+            for (w, velocity) in ahead.weights.iter_mut().zip(ahead.slots[0]) {
+                *w -= far * *velocity;
             }
         });
     }

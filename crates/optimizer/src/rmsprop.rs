@@ -3,7 +3,8 @@
 
 use shared_proto::job::RmsProp;
 
-use crate::{Part, Rule, Slots, Update};
+use crate::stale::carry;
+use crate::{LookAhead, Part, Rule, Slots, Update};
 
 impl Rule for RmsProp {
     fn slots(&self) -> Slots {
@@ -35,5 +36,9 @@ impl Rule for RmsProp {
                 }
             });
         }
+    }
+
+    fn look_ahead(&self, update: Update, updates: f64, _factor: f32, ahead: LookAhead) {
+        ahead.step_again(update.kernel, carry(self.momentum, updates, |_| 1.0));
     }
 }

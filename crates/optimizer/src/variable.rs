@@ -8,7 +8,7 @@ use shared_proto::kernel::Kernel;
 use shared_proto::table::TableSpec;
 
 use crate::schedule::factor;
-use crate::{Part, Rule, Slots, Update, rule};
+use crate::{LookAhead, MOST_SLOTS, Part, Rule, Slots, StaleSteps, Update, rule};
 
 /// The way in which updates change a variable: a rule, and the learning rate of each update. A moving average of each weight,
 /// if the job asks for it, has a slot behind those of the rule.
@@ -23,6 +23,7 @@ pub struct VariableRule {
     total_updates: u64,
     /// The rate below which the job's `plateau` lowers none; none for a variable without a learning rate.
     lowest_rate: Option<f32>,
+    stale: Option<StaleSteps>,
 }
 
 impl VariableRule {
@@ -52,6 +53,7 @@ impl VariableRule {
             schedule,
             total_updates,
             lowest_rate: variable.kind.is_optimized().then(|| lowest_rate(job)),
+            stale: StaleSteps::of(job, &optimizer, variable.kind, total_updates),
             optimizer,
         }
     }
@@ -73,6 +75,7 @@ impl VariableRule {
             schedule: job.schedule.clone(),
             total_updates,
             lowest_rate: Some(lowest_rate(job)),
+            stale: None,
         }
     }
 
@@ -168,6 +171,22 @@ impl VariableRule {
     /// Applies the part's gradient to its weights. The moving averages stay as they are.
     pub fn apply_rule(&self, update: Update, part: Part) {
         self.rule.apply(update, part);
+    }
+
+    /// Returns the corrections of steps whose gradients were computed with old weights; none if such steps stay as they are. Rows of
+    /// tables have none: few gradients of a row are under way at a time.
+    pub fn stale_steps(&self) -> Option<StaleSteps> {
+        self.stale
+    }
+
+    /// Makes slots agree with the weights of a shortened step, as [`Rule::shortened`] does.
+    pub fn shortened(&self, update: Update, weights: &mut [f32], slots: [&mut [f32]; MOST_SLOTS]) {
+        self.rule.shortened(update, weights, slots);
+    }
+
+    /// Moves a copy of the weights ahead, as [`Rule::look_ahead`] does.
+    pub fn look_ahead(&self, update: Update, updates: f64, factor: f32, ahead: LookAhead) {
+        self.rule.look_ahead(update, updates, factor, ahead);
     }
 
     /// Moves the averages, if they are kept, towards new weights, of which there are as many. The first update sets them to

@@ -25,6 +25,8 @@ pub struct Identity {
     pub patience: Duration,
     /// The type of the numbers in which weights and gradients travel.
     pub wire: Dtype,
+    /// True if it computes with look-ahead weights where there is momentum.
+    pub looks_ahead: bool,
     /// The network by which servers are reached.
     pub network: Arc<dyn Network>,
     /// The receiver of losses with a server.
@@ -51,6 +53,7 @@ impl Identity {
             view: ViewNumber(1),
             patience: Duration::from_secs(60),
             wire,
+            looks_ahead: false,
             network: Arc::new(SystemNetwork::default()),
             losses,
         }

@@ -6,7 +6,7 @@
 //! - `checks`: checks of a push before any of it is sent
 //! - `message_plan`: [`MessagePlan`], which blocks of variables travel together; `row_plan`: the same for a step's rows; `rows`:
 //!   their messages
-//! - `parts`: a block's entry in a pull, and its part of a variable's values
+//! - `parts`: a block's entry in a pull, and its part of a variable's values; `held`: what the model holds of each block
 //! - `session`: the stream to one shard. When it breaks, the session opens it again and sends the unanswered
 //!   requests again, in order; `session/driver`: its streams; `session/reconcile`: it first asks a restored shard which pushes it has
 //! - `target`: the shard at the other end of a session; `connection`: the opening and the greeting of a stream
@@ -26,6 +26,7 @@ mod connection;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod held;
 mod identity;
 pub mod lookup;
 mod losses;

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::answers::Answer;
 use crate::error::ClientError;
+use crate::held::Held;
 use crate::identity::Identity;
 use crate::maps::Maps;
 use crate::message_plan::MessagePlan;
@@ -34,10 +35,12 @@ pub struct Shards {
     /// The origin of the newest message. Each stream sets the epoch to its own when it encodes a message.
     origin: Origin,
     pub(crate) wire: Dtype,
-    /// The version of each block that this worker's model holds.
-    pub(crate) known: HashMap<BlockId, wire::BlockVersion>,
-    /// The versions with which the gradients of the next push were computed; none if they are those in `known`.
-    computed_with: Option<HashMap<BlockId, wire::BlockVersion>>,
+    /// True if this worker computes with look-ahead weights where there is momentum.
+    pub(crate) looks_ahead: bool,
+    /// What this worker's model holds of each block.
+    pub(crate) held: HashMap<BlockId, Held>,
+    /// What the gradients of the next push were computed with; none if that is `held`.
+    computed_with: Option<HashMap<BlockId, Held>>,
 }
 
 /// The pending acknowledgements of a push.
@@ -48,8 +51,7 @@ pub struct PushTicket(Vec<Reply>);
 #[must_use = "weights that were asked for must be taken"]
 pub struct WeightsTicket {
     replies: VecDeque<Pulling>,
-    /// True if the model takes in averages: of blocks with one, it then holds weights of no version.
-    averages: bool,
+    wants: Vec<Want>,
     /// The outcome of the pull so far.
     pub pulled: PullOutcome,
 }
@@ -72,7 +74,7 @@ impl WeightsTicket {
     fn new(replies: impl IntoIterator<Item = Pulling>, wants: &[Want]) -> Self {
         Self {
             replies: replies.into_iter().collect(),
-            averages: wants.contains(&Want::Averages),
+            wants: wants.to_vec(),
             pulled: PullOutcome {
                 min_clock: Clock(u64::MAX),
                 waited: Duration::ZERO,
@@ -150,7 +152,8 @@ impl Shards {
             map,
             origin,
             wire: identity.wire,
-            known: HashMap::new(),
+            looks_ahead: identity.looks_ahead,
+            held: HashMap::new(),
             computed_with: None,
         }
     }
@@ -208,15 +211,15 @@ impl Shards {
     /// Notes that the gradients of the next push are computed with the weights that the model holds now. Call it before weights of the step
     /// after that are taken.
     pub fn computes(&mut self) {
-        self.computed_with = Some(self.known.clone());
+        self.computed_with = Some(self.held.clone());
     }
 
     /// Returns the version with which the gradients of a block were computed.
     pub(crate) fn based_on(&self, id: BlockId) -> u64 {
-        let held = self.computed_with.as_ref();
-        let held = held.filter(|_| !planted!(LaterWeights));
-        let versions = held.unwrap_or(&self.known);
-        versions.get(&id).map_or(0, |known| known.version)
+        let before = self.computed_with.as_ref();
+        let before = before.filter(|_| !planted!(LaterWeights));
+        let held = before.unwrap_or(&self.held);
+        held.get(&id).map_or(0, |held| held.version.version)
     }
 
     /// Pushes the gradients of the step after `clock`.
@@ -400,10 +403,7 @@ impl Shards {
                 version: Version(version.version),
                 values,
             });
-            match ticket.averages && self.has_average(id) {
-                true => self.known.remove(&id),
-                false => self.known.insert(id, version),
-            };
+            self.hold(&ticket.wants, id, version);
         }
         if parts < rows.len() {
             let what = "without rows that it was asked for";

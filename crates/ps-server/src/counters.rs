@@ -27,6 +27,7 @@ pub(crate) struct Counters {
     apply: Histogram,
     pull_wait: Histogram,
     staleness: Histogram,
+    step_factor: Histogram,
     lead: Histogram,
     // The report needs copies of these counts, because metrics cannot be read back.
     held: [AtomicU64; 2],
@@ -58,6 +59,7 @@ impl Counters {
             apply: histogram!("flambeau_ps_apply_seconds"),
             pull_wait: histogram!("flambeau_ps_pull_wait_seconds"),
             staleness: histogram!("flambeau_ps_gradient_staleness_updates"),
+            step_factor: histogram!("flambeau_ps_step_factor"),
             lead: histogram!("flambeau_ps_clock_lead_steps"),
             held: [AtomicU64::new(0), AtomicU64::new(0)],
             checkpoint_bytes: AtomicU64::new(0),
@@ -68,10 +70,13 @@ impl Counters {
         }
     }
 
-    /// Counts an update of a block.
-    pub(crate) fn applied(&self, took: Duration, staleness: u64) {
+    /// Counts an update of a block. `factor` is that of its step, if it could be shortened.
+    pub(crate) fn applied(&self, took: Duration, staleness: u64, factor: Option<f32>) {
         self.apply.record(took);
         self.staleness.record(staleness as f64);
+        if let Some(factor) = factor {
+            self.step_factor.record(f64::from(factor));
+        }
         self.updates.fetch_add(1, Relaxed);
         self.staleness_sum.fetch_add(staleness, Relaxed);
     }

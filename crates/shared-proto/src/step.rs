@@ -8,8 +8,10 @@ use crate::payload::Elements;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Want {
-    /// All elements of all dense variables.
+    /// All elements of all dense variables, to compute gradients with: outside sync mode, servers may answer with look-ahead weights.
     Dense,
+    /// All elements of all dense variables, as they are.
+    Stored,
     /// The moving averages of all dense variables; the values of those that have no average.
     Averages,
     /// Some rows of a table. A step wants at most one list of each table.
@@ -21,7 +23,7 @@ impl Want {
     pub fn rows(&self) -> Option<&WantedRows> {
         match self {
             Self::Rows(rows) => Some(rows),
-            Self::Dense | Self::Averages => None,
+            Self::Dense | Self::Stored | Self::Averages => None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use candle_core::{Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use nn::{autocast, backward};
 use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
@@ -233,7 +233,27 @@ impl Loaded {
             ))
             .into());
         }
-        let mut loaded = Self::with(job, registry, device, data)?;
+        Self::with_weights(trained, registry, device, data)
+    }
+
+    /// Builds the model with its weights and rows, to compute with samples that have been read.
+    pub(crate) fn for_samples(
+        trained: &Trained,
+        registry: &Registry,
+        device: &Device,
+        samples: InMemory,
+    ) -> Result<Self, ReplicaError> {
+        let data = Dataset::in_memory(samples.select(&[0])?, samples)?;
+        Self::with_weights(trained, registry, device, data)
+    }
+
+    fn with_weights(
+        trained: &Trained,
+        registry: &Registry,
+        device: &Device,
+        data: Dataset,
+    ) -> Result<Self, ReplicaError> {
+        let mut loaded = Self::with(trained.job, registry, device, data)?;
         loaded.built.variables.load(trained.weights)?;
         let specs = loaded.built.tables.specs();
         if !specs.is_empty() {
@@ -272,22 +292,27 @@ impl Loaded {
         })
     }
 
-    /// Puts other samples in place of those that are held out.
+    /// Puts other samples in place of those that are held out, and returns the latter.
     ///
     /// # Errors
     /// [`InputError::Invalid`] if they have other inputs.
-    pub(crate) fn replace_held_out(&mut self, samples: InMemory) -> Result<(), InputError> {
+    pub(crate) fn replace_held_out(
+        &mut self,
+        samples: InMemory,
+    ) -> Result<Box<dyn Samples>, InputError> {
         let (given, expected) = (samples.signature().inputs, &self.data.signature.inputs);
         if given != *expected {
             return Err(InputError::Invalid(format!(
                 "the samples have the inputs {given:?}, but the model was trained with {expected:?}; give the same columns"
             )));
         }
-        self.data.evaluation = Box::new(samples);
-        Ok(())
+        Ok(std::mem::replace(
+            &mut self.data.evaluation,
+            Box::new(samples),
+        ))
     }
 
-    /// Returns the model's outputs for samples that are held out.
+    /// Returns the model's outputs for samples that are held out. Numbers are in the unit of the labels.
     pub(crate) fn outputs(
         &mut self,
         samples: Range<u64>,
@@ -300,7 +325,14 @@ impl Loaded {
         tables.set(&tables.rows(&wanted, &mut self.rows.read(&wanted)?, device)?);
         let batch = batch[0].to_device(device)?;
         let pass = Pass::evaluation(&self.objective);
-        Ok(self.built.model.forward(&batch, &pass)?)
+        let outputs = self.built.model.forward(&batch, &pass)?;
+        Ok(match self.objective.scale {
+            // In single precision, a mean far from 0 would cost digits of the deviation.
+            Some(scale) => outputs
+                .to_dtype(DType::F64)?
+                .affine(scale.deviation, scale.mean)?,
+            None => outputs,
+        })
     }
 }
 

@@ -5,12 +5,14 @@ use std::fmt;
 use std::io::Write;
 use std::ops::Range;
 
-use candle_core::{D, DType, Device, Tensor, bail};
+use candle_core::{D, DType, Device, Tensor, WithDType, bail};
 use nn::autocast;
 
 use data::texts;
 
-use crate::input::{InMemory, InputError, Purpose, Target};
+use shared_proto::job::{Job, run_dir};
+
+use crate::input::{Fitted, InMemory, InputError, Purpose, RowBatch, Target};
 use crate::local::{Loaded, Trained};
 use crate::model::{Loss, Objective};
 use crate::registry::Registry;
@@ -32,6 +34,19 @@ pub enum Cell {
     Label(String),
     /// A probability, or a number that was predicted.
     Number(f32),
+    /// A number that was predicted for labels that were standardised.
+    Double(f64),
+}
+
+impl Cell {
+    /// Returns the number, if it is one.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Label(_) => None,
+            Self::Number(number) => Some((*number).into()),
+            Self::Double(number) => Some(*number),
+        }
+    }
 }
 
 impl fmt::Display for Cell {
@@ -39,6 +54,7 @@ impl fmt::Display for Cell {
         match self {
             Self::Label(label) => f.write_str(label),
             Self::Number(number) => number.fmt(f),
+            Self::Double(number) => number.fmt(f),
         }
     }
 }
@@ -146,14 +162,51 @@ pub fn values(
     if let Some(samples) = samples {
         loaded.replace_held_out(samples)?;
     }
+    outputs_of(&mut loaded, trained.job, device)
+}
+
+/// Returns a trained model's outputs for each of these rows, as [`values`] does. The data of the training is not needed.
+///
+/// # Errors
+/// If a row does not fit the columns of the training, or the model's.
+pub fn values_of_rows(
+    trained: &Trained,
+    registry: &Registry,
+    device: &Device,
+    rows: impl RowBatch,
+) -> Result<Vec<Vec<f32>>, ReplicaError> {
+    let samples = samples_of(trained.fitted, trained.job, rows)?;
+    let mut loaded = Loaded::for_samples(trained, registry, device, samples)?;
+    outputs_of(&mut loaded, trained.job, device)
+}
+
+/// Returns rows as samples of a job, with the columns of its training.
+fn samples_of(
+    fitted: Option<&Fitted>,
+    job: &Job,
+    rows: impl RowBatch,
+) -> Result<InMemory, InputError> {
+    let fitted = fitted.ok_or_else(|| {
+        InputError::Invalid(format!(
+            "there is no {} in the run directory, which tells what rows become; the data of the training had no columns, or the file is lost",
+            run_dir::TRANSFORMS
+        ))
+    })?;
+    fitted.samples(&job.data, rows)
+}
+
+/// Returns the outputs for all samples that are held out.
+fn outputs_of(
+    loaded: &mut Loaded,
+    job: &Job,
+    device: &Device,
+) -> Result<Vec<Vec<f32>>, ReplicaError> {
     let form = Form::of(&loaded.objective);
     let count = loaded.data.evaluation.count();
     let mut rows = Vec::new();
     for start in (0..count).step_by(EVALUATION_BATCH as usize) {
         let end = count.min(start + EVALUATION_BATCH);
-        let outputs = autocast(precision(trained.job), || {
-            loaded.outputs(start..end, device)
-        })?;
+        let outputs = autocast(precision(job), || loaded.outputs(start..end, device))?;
         check_finite(&outputs, start)?;
         let outputs = outputs.to_dtype(DType::F32)?;
         let outputs = match form {
@@ -169,6 +222,8 @@ pub fn values(
 /// A trained model that scores samples one request at a time, as an online service does.
 pub struct Scorer {
     loaded: Loaded,
+    job: Job,
+    fitted: Option<Fitted>,
     device: Device,
 }
 
@@ -187,6 +242,8 @@ impl Scorer {
             .map_or(Purpose::Training, Purpose::Prediction);
         Ok(Self {
             loaded: Loaded::open(trained, registry, &device, purpose)?,
+            job: trained.job.clone(),
+            fitted: trained.fitted.cloned(),
             device,
         })
     }
@@ -194,6 +251,23 @@ impl Scorer {
     /// Returns the number of samples.
     pub fn samples(&self) -> u64 {
         self.loaded.data.evaluation.count()
+    }
+
+    /// Returns the model's outputs for rows that come with a request, as [`Self::scores`] does.
+    ///
+    /// # Errors
+    /// If a row does not fit the columns of the training, or for the reasons of [`Self::scores`].
+    pub fn scores_of_rows(&mut self, rows: impl RowBatch) -> Result<Vec<f32>, ReplicaError> {
+        let samples = samples_of(self.fitted.as_ref(), &self.job, rows)?;
+        let before = self.loaded.replace_held_out(samples)?;
+        let all = (0..self.samples()).step_by(EVALUATION_BATCH as usize);
+        let scores = all.map(|start| {
+            let end = self.samples().min(start + EVALUATION_BATCH);
+            self.scores(start..end)
+        });
+        let scores = scores.collect::<Result<Vec<_>, _>>();
+        self.loaded.data.evaluation = before;
+        Ok(scores?.concat())
     }
 
     /// Returns the model's outputs for some samples: probabilities for a binary target, and else as they are.
@@ -271,13 +345,19 @@ fn binary(outputs: &Tensor, labels: &BTreeMap<u32, String>) -> candle_core::Resu
 
 /// Returns the outputs of each sample.
 fn numbers(outputs: &Tensor) -> candle_core::Result<Vec<Vec<Cell>>> {
-    let rows = rows_of(&outputs.to_dtype(DType::F32)?)?;
-    let row = |row: Vec<f32>| row.into_iter().map(Cell::Number).collect();
-    Ok(rows.into_iter().map(row).collect())
+    let cells = |cell: &dyn Fn(f64) -> Cell| -> candle_core::Result<Vec<Vec<Cell>>> {
+        let rows = rows_of::<f64>(&outputs.to_dtype(DType::F64)?)?;
+        let row = |row: Vec<f64>| row.into_iter().map(cell).collect();
+        Ok(rows.into_iter().map(row).collect())
+    };
+    match outputs.dtype() {
+        DType::F64 => cells(&Cell::Double),
+        _ => cells(&|number| Cell::Number(number as f32)),
+    }
 }
 
 /// Returns the numbers of each sample.
-fn rows_of(outputs: &Tensor) -> candle_core::Result<Vec<Vec<f32>>> {
+fn rows_of<T: WithDType>(outputs: &Tensor) -> candle_core::Result<Vec<Vec<T>>> {
     match outputs.rank() {
         1 => outputs.unsqueeze(1)?.to_vec2(),
         _ => outputs.flatten_from(1)?.to_vec2(),
@@ -296,7 +376,7 @@ fn labels(target: &Target) -> BTreeMap<u32, String> {
     let named: Vec<(u32, &String)> = match target {
         Target::Class { numbers, .. } => numbers.iter().map(|(text, n)| (*n, text)).collect(),
         Target::Binary { values } => values.iter().map(|(text, v)| (*v as u32, text)).collect(),
-        Target::Number {} => Vec::new(),
+        Target::Number { .. } => Vec::new(),
     };
     for (class, text) in named {
         labels.entry(class).or_insert_with(|| text.clone());

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use candle_nn::VarBuilder;
-use shared_proto::job::Data;
+use shared_proto::job::{Data, LabelTransform};
 
 use crate::input::{
     Cifar10, Clicks, Criteo, Csv, DataSetup, Dataset, Digits, Idx, Images, InputError, LibSvm, Npy,
@@ -148,6 +148,19 @@ impl Registry {
             seed,
             purpose,
         })?;
+        let is_scaled = |dataset: &Dataset| {
+            dataset
+                .signature
+                .targets
+                .iter()
+                .any(|target| target.scale.is_some())
+        };
+        if data.label_transform != LabelTransform::None && !is_scaled(&dataset) {
+            return Err(InputError::Invalid(format!(
+                "data.label_transform has no effect on data.kind = {:?}; leave it out, or use a source of tables with a number as label",
+                data.kind
+            )));
+        }
         let dataset = match &data.pictures {
             Some(pictures) => data::change_pictures(dataset, pictures)?,
             None => dataset,

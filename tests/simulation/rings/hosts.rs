@@ -18,8 +18,8 @@ use worker::strategy::{self, Stores};
 use super::World;
 use super::history::Event;
 use super::model::Kept;
-use crate::hosts::{MEMBER_PATIENCE, PS, find_coordinator, registration};
-use crate::network::{Simulated, incoming};
+use crate::hosts::{MEMBER_PATIENCE, PS, find_coordinator};
+use crate::network::{Simulated, incoming, registration};
 use crate::pause::Pause;
 
 /// The time for which the system of an ended process still sends what closes its connections.

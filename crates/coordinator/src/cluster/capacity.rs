@@ -46,7 +46,7 @@ pub(super) fn check_capacity(
         return Err(Refusal::new(
             Reason::Oversized,
             format!(
-                "shard {shard} of {} needs {} for weights, optimizer state and staged gradients, but {} has {}: use more servers (cluster.ps), larger ones (--capacity-mebibytes), or a smaller model",
+                "shard {shard} of {} needs {} for weights, optimizer state, their copies and staged gradients, but {} has {}: use more servers (cluster.ps), larger ones (--capacity-mebibytes), or a smaller model",
                 servers.len(),
                 mebibytes(needed),
                 server.task,
@@ -57,7 +57,7 @@ pub(super) fn check_capacity(
     Ok(())
 }
 
-/// The bytes that each shard's server needs for weights, slots and, in sync mode, a staged gradient of each worker.
+/// The bytes that each shard's server needs for weights, slots, copies of weights and, in sync mode, a staged gradient of each worker.
 fn needed(job: &Job, placed: &[PlacedVariable], block_elements: usize) -> Vec<u64> {
     let workers = u64::from(job.cluster.workers.unwrap_or(1));
     let staged = match job.strategy.mode {
@@ -66,9 +66,10 @@ fn needed(job: &Job, placed: &[PlacedVariable], block_elements: usize) -> Vec<u6
     };
     let mut needed = Vec::new();
     for variable in placed {
-        let held = (1 + job.slots_of(&variable.spec.name, variable.spec.kind) as u64)
-            * size_of::<f32>() as u64;
-        let staged = match variable.spec.kind.takes_updates() {
+        let (name, kind) = (&variable.spec.name, variable.spec.kind);
+        let held = (1 + job.slots_of(name, kind) + job.copies_of(name, kind)) * size_of::<f32>();
+        let held = held as u64;
+        let staged = match kind.takes_updates() {
             true => staged,
             false => 0,
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use checkpoint::{CheckpointError, Claim, DEAD_AFTER, Manifest, Store};
 use shared_proto::ids::RunNumber;
-use shared_proto::job::{Job, Mode, run_dir};
+use shared_proto::job::{Job, LabelTransform, Mode, run_dir};
 use shared_proto::receipt::ReceiptKey;
 
 use super::best;
@@ -345,6 +345,10 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
         let kept = job.ema_decay.map(|_| "set");
         kept.unwrap_or("absent").to_owned()
     };
+    let label_transform = |job: &Job| match job.data.label_transform {
+        LabelTransform::None => "none".to_owned(),
+        LabelTransform::Standardise => "standardise".to_owned(),
+    };
     let fields = [
         ("name", ours.name.clone(), theirs.name.clone()),
         ("seed", ours.seed.to_string(), theirs.seed.to_string()),
@@ -352,6 +356,11 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
             "data.kind",
             ours.data.kind.clone(),
             theirs.data.kind.clone(),
+        ),
+        (
+            "data.label_transform",
+            label_transform(ours),
+            label_transform(theirs),
         ),
         (
             "model.name",
@@ -386,6 +395,15 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_for_other_labels_are_refused() {
+        let standardised = Job::from_toml("[data]\nlabel_transform = \"standardise\"").unwrap();
+        let refused = difference(&standardised, &Job::default()).unwrap();
+        let what = "data.label_transform is none there, and standardise here";
+        assert!(refused.contains(what), "{refused}");
+        assert_eq!(difference(&standardised, &standardised), None);
+    }
 
     #[test]
     fn averages_are_kept_from_the_beginning_or_not_at_all() {

@@ -7,10 +7,17 @@ use time::{Date, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset};
 
 const NANOSECONDS_OF_A_DAY: f64 = 86_400e9;
 
+/// Returns each format of dates, and with a time behind it.
+macro_rules! with_times {
+    ($($date:literal),*) => {
+        [$($date, concat!($date, " %H:%M"), concat!($date, " %H:%M:%S")),*]
+    };
+}
+
 /// The formats besides ISO 8601 that are tried for columns of a file that is looked at.
-const FORMATS: [&str; 9] = [
+const FORMATS: [&str; 27] = with_times![
     "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d", "%b %e %Y",
-    "%d %b %Y",
+    "%d %b %Y"
 ];
 
 /// A date as it is written.
@@ -128,6 +135,11 @@ mod tests {
             (&["31/01/2010", "01/02/2010"], Some("%d/%m/%Y")),
             (&["01/02/2010", "03/04/2010"], None),
             (&["19580329", "19580405"], Some("%Y%m%d")),
+            (
+                &["2010/01/01 00:00", "2010/01/01 23:00"],
+                Some("%Y/%m/%d %H:%M"),
+            ),
+            (&["31.12.2010 08:30:59"], Some("%d.%m.%Y %H:%M:%S")),
             (&["yes"], None),
         ] {
             let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();

@@ -1,22 +1,19 @@
 //! The content of a table: named columns of cells, whichever format they are read from.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use shared_proto::job::{ColumnType, Data, MissingLabel, Transform};
+use shared_proto::job::ColumnType;
 
+use super::cell::Cell;
+use super::header::{Gaps, Header, Role};
 use super::texts::Texts;
-use super::value::Value;
 use crate::error::InputError;
 use crate::place::{Place, Unit};
 
-/// The name of the input that has the number columns.
-pub(crate) const NUMBERS: &str = "inputs";
-
-/// The name of the target.
-pub(crate) const LABEL: &str = "label";
+/// The most elements of all lists of a column.
+const MOST_ELEMENTS: usize = 1 << 28;
 
 /// Stands for a missing number. All others are finite.
 pub(crate) const GAP: f64 = f64::NAN;
@@ -73,37 +70,12 @@ impl Rows {
     }
 }
 
-/// The part that labels have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LabelColumn {
-    Read,
-    /// The column may be missing.
-    LeftOut,
-    /// It is a column like others, all of which are read as texts to be looked at.
-    Survey,
-}
-
 struct Named {
     name: String,
     role: Role,
     cells: Cells,
-}
-
-#[derive(Clone, Debug)]
-enum Role {
-    Label {
-        /// True if samples without a label are left out later.
-        may_lack: bool,
-    },
-    Ignored,
-    Weight,
-    Input {
-        kind: ColumnType,
-        /// False if the job says nothing about the column.
-        given: bool,
-        /// True if each cell is a list.
-        list: bool,
-    },
+    /// True if cells are numbers, and no dates or weights.
+    is_plain: bool,
 }
 
 /// The cells of a column, in the order of the samples.
@@ -174,129 +146,7 @@ impl Cells {
     }
 }
 
-/// The columns of a file: their names and what they are for.
-#[derive(Clone, Debug)]
-pub(crate) struct Header {
-    names: Vec<String>,
-    roles: Vec<Role>,
-    /// The index of the label's column; none if labels are not read.
-    label: Option<usize>,
-    gaps: Gaps,
-    /// True if rows without a label are left out.
-    skips_unlabelled: bool,
-}
-
 impl Header {
-    /// Returns the columns of a file, which have these names. Those of `indices` are the index of a pandas frame, and are left out unless the job
-    /// gives them a type. After training, `known` tells the columns that it had, and others are left out too.
-    ///
-    /// # Errors
-    /// If a name occurs twice or is taken, the label is missing, no column is left to learn from, or the job names a
-    /// column that the file does not have.
-    pub(crate) fn new(
-        file: &Arc<Path>,
-        unit: Unit,
-        names: &[&str],
-        indices: &[&str],
-        settings: &Data,
-        known: Option<&dyn Fn(&str) -> bool>,
-        labels: LabelColumn,
-    ) -> Result<Self, InputError> {
-        let role = |name: &&str| {
-            let role = Role::new(name, settings, labels);
-            let is_index = indices.contains(name) && !settings.columns.contains_key(*name);
-            match role {
-                Role::Input { .. } if is_index => {
-                    tracing::info!(file = %file.display(), "column {name:?} is the index of a pandas frame and is left out; give it a type in [data.columns] to learn from it");
-                    Role::Ignored
-                }
-                // A column that the training did not have.
-                Role::Input { .. } if known.is_some_and(|known| !known(name)) => Role::Ignored,
-                role => role,
-            }
-        };
-        let label = names.iter().position(|name| *name == settings.label);
-        let header = Self {
-            names: names.iter().map(|name| (*name).to_owned()).collect(),
-            roles: names.iter().map(role).collect(),
-            label: label.filter(|_| labels == LabelColumn::Read),
-            gaps: Gaps::of(settings),
-            skips_unlabelled: settings.missing_label == MissingLabel::Skip
-                && labels == LabelColumn::Read,
-        };
-        match header.problem(names, settings, labels, known.is_none()) {
-            None => Ok(header),
-            Some(problem) => Err(Place {
-                file: file.clone(),
-                unit,
-                number: 1,
-            }
-            .wrong(problem)),
-        }
-    }
-
-    /// Returns the place of the label's column; one that no row has if labels are not read.
-    pub(crate) fn label_column(&self) -> usize {
-        self.label.unwrap_or(usize::MAX)
-    }
-
-    /// Returns whether a row with this label is left out, because the label is missing and the job says so.
-    pub(crate) fn skips(&self, label: Option<&[u8]>) -> bool {
-        let text = |label| std::str::from_utf8(label).is_ok_and(|text| self.gaps.are(text.trim()));
-        self.skips_unlabelled && label.is_some_and(text)
-    }
-
-    /// Returns whether rows without a label are left out.
-    pub(crate) fn skips_unlabelled(&self) -> bool {
-        self.skips_unlabelled
-    }
-
-    pub(crate) fn names(&self) -> &[String] {
-        &self.names
-    }
-
-    /// Checks that another file to train on has the same columns in the same order.
-    ///
-    /// # Errors
-    /// Names the columns of both.
-    pub(crate) fn check_same(&self, other: &Self, place: &Place) -> Result<(), InputError> {
-        let lists = |header: &Self| -> Vec<bool> {
-            let list = |role: &Role| matches!(role, Role::Input { list: true, .. });
-            header.roles.iter().map(list).collect()
-        };
-        match self.names == other.names {
-            true if lists(self) != lists(other) => Err(place
-                .wrong("a column has lists in one file and single values in another".to_owned())),
-            true => Ok(()),
-            false => Err(place.wrong(format!(
-                "the columns {} were found; {} were expected, as in the first file",
-                other.names.join(", "),
-                self.names.join(", ")
-            ))),
-        }
-    }
-
-    /// Returns whether nothing reads the cells of a column.
-    pub(crate) fn is_ignored(&self, column: usize) -> bool {
-        matches!(self.roles[column], Role::Ignored)
-    }
-
-    /// Notes that the cells of a column are lists. Returns false if it is no column of ids, which alone can be lists.
-    pub(crate) fn has_lists(&mut self, column: usize) -> bool {
-        match &mut self.roles[column] {
-            Role::Ignored => true,
-            Role::Input {
-                kind: ColumnType::Id { .. },
-                list,
-                ..
-            } => {
-                *list = true;
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// Returns a table of these samples, without their cells.
     pub(crate) fn table(&self, rows: Rows) -> Table {
         let columns = self.names.iter().zip(&self.roles);
@@ -319,23 +169,72 @@ impl Table {
     ///
     /// # Errors
     /// [`InputError`] names file, place, column and value, and what was expected.
-    pub(crate) fn push(&mut self, column: usize, value: Value) -> Result<(), InputError> {
+    pub(crate) fn push(&mut self, column: usize, value: Cell) -> Result<(), InputError> {
         let column = &mut self.columns[column];
+        // Most cells are numbers, and are searched for no gap.
+        if column.is_plain
+            && let Cells::Numbers(numbers) = &mut column.cells
+            && let Some(number) = value.number()
+            && !(self.gaps.has_number && matches!(value, Cell::Text(_)))
+        {
+            numbers.push(number);
+            return Ok(());
+        }
         let sample = column.cells.len();
         let rows = &self.rows;
         let pushed = column.push(self.gaps.read(value), value, || rows.place(sample));
         pushed.map_err(|problem| rows.place(sample).wrong(problem))
     }
 
+    /// Adds the next samples' cells to a column of numbers, if all are plain ones. Returns false if nothing was added.
+    pub(crate) fn extend<'v>(
+        &mut self,
+        column: usize,
+        values: impl Iterator<Item = Option<Cell<'v>>>,
+    ) -> bool {
+        let column = &mut self.columns[column];
+        let Cells::Numbers(numbers) = &mut column.cells else {
+            return false;
+        };
+        if !column.is_plain {
+            return false;
+        }
+        let before = numbers.len();
+        let number = |value: Option<Cell>| match value {
+            None | Some(Cell::Text(_)) => None,
+            Some(value) => value.number(),
+        };
+        // What is no number is found below.
+        numbers.extend(values.map(|value| number(value).unwrap_or(GAP)));
+        let all = numbers[before..].iter().all(|number| !number.is_nan());
+        if !all {
+            numbers.truncate(before);
+        }
+        all
+    }
+
     /// Adds an element to the list of a column's next sample.
     ///
     /// # Errors
     /// As [`Self::push`].
-    pub(crate) fn push_element(&mut self, column: usize, value: Value) -> Result<(), InputError> {
+    pub(crate) fn push_element(&mut self, column: usize, value: Cell) -> Result<(), InputError> {
         let column = &mut self.columns[column];
         let (rows, value) = (&self.rows, self.gaps.read(value));
-        if let Cells::Lists(lists) = &mut column.cells {
-            let place = || rows.place(lists.ends.len());
+        let sample = column.cells.len();
+        let Cells::Lists(lists) = &mut column.cells else {
+            return Err(rows.place(sample).wrong(format!(
+                "column {:?} has single cells, and an element of a list was added",
+                column.name
+            )));
+        };
+        let place = || rows.place(sample);
+        if lists.texts.samples.len() >= MOST_ELEMENTS {
+            return Err(place().wrong(format!(
+                "column {:?} has more than {MOST_ELEMENTS} elements in its lists; give smaller batches",
+                column.name
+            )));
+        }
+        {
             match value.text() {
                 Some(text) if !text.is_empty() => lists.texts.push(&text, place),
                 Some(_) => {}
@@ -357,9 +256,58 @@ impl Table {
         }
     }
 
+    /// Hands all cells to `hash`.
+    pub(crate) fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
+        let texts = |texts: &Texts, hash: &mut dyn FnMut(&[u8])| {
+            for text in &texts.samples {
+                hash(texts.texts[*text as usize].0.as_bytes());
+                // No text has this byte.
+                hash(&[0xff]);
+            }
+        };
+        for column in &self.columns {
+            match &column.cells {
+                Cells::Numbers(numbers) => numbers.iter().for_each(|n| hash(&n.to_le_bytes())),
+                Cells::Texts(cells) => texts(cells, hash),
+                Cells::Lists(lists) => {
+                    texts(&lists.texts, hash);
+                    lists
+                        .ends
+                        .iter()
+                        .for_each(|end| hash(&(*end as u64).to_le_bytes()));
+                }
+            }
+        }
+    }
+
+    /// Returns the number of cells of a column.
+    pub(crate) fn cells(&self, column: usize) -> usize {
+        self.columns[column].cells.len()
+    }
+
+    /// Returns the samples with a label.
+    pub(crate) fn labelled(&self) -> Vec<u32> {
+        let labels = self.labels();
+        let labels = (0..)
+            .zip(&labels.samples)
+            .map(|(sample, text)| (sample, &labels.texts[*text as usize].0));
+        labels
+            .filter(|(_, text)| !text.is_empty())
+            .map(|(sample, _)| sample)
+            .collect()
+    }
+
     /// Returns the number of samples.
     pub(crate) fn len(&self) -> usize {
         self.rows.numbers.len()
+    }
+
+    /// Returns the samples with these numbers, or all without numbers.
+    pub(crate) fn selected(self, samples: Option<&[u32]>) -> Self {
+        match samples {
+            Some(samples) => self.select(samples),
+            None => self,
+        }
     }
 
     /// Returns the samples with these numbers, in this order.
@@ -368,6 +316,7 @@ impl Table {
             name: column.name.clone(),
             role: column.role.clone(),
             cells: column.cells.select(samples),
+            is_plain: column.is_plain,
         };
         let number = |sample: &u32| self.rows.numbers.get(*sample as usize).unwrap_or(1);
         Self {
@@ -437,172 +386,6 @@ impl Table {
     }
 }
 
-impl Header {
-    /// Returns what is wrong with the names of the columns.
-    fn problem(
-        &self,
-        names: &[&str],
-        settings: &Data,
-        labels: LabelColumn,
-        in_training: bool,
-    ) -> Option<String> {
-        let label = &settings.label;
-        let mut seen = HashSet::new();
-        if let Some(twice) = names.iter().find(|name| !seen.insert(**name)) {
-            return Some(format!(
-                "two columns are called {twice:?}; rename one of them"
-            ));
-        }
-        if labels == LabelColumn::Read && !names.contains(&label.as_str()) {
-            let numbers = names.iter().all(|name| name.parse::<f64>().is_ok());
-            let header = match numbers {
-                true => {
-                    "; the file seems to have no line of names: add one, or set data.header to false"
-                }
-                false => "",
-            };
-            return Some(format!(
-                "no column is called {label:?}; let `data.label` name one of {names:?}{header}"
-            ));
-        }
-        if let Some(weight) = &settings.weight {
-            // Other data than that of training may have no weights; then all samples count alike.
-            let is_absent = labels == LabelColumn::Read && !names.contains(&weight.as_str());
-            if is_absent && in_training {
-                return Some(format!(
-                    "no column is called {weight:?}, which `data.weight` names; there are {names:?}"
-                ));
-            }
-            if settings.columns.contains_key(weight) {
-                return Some(format!(
-                    "`data.columns` has {weight:?}, which `data.weight` names; leave it out there"
-                ));
-            }
-        }
-        if settings.columns.contains_key(label) {
-            return Some(format!(
-                "`data.columns` has {label:?}, the label; `data.target` says what the label is, so leave it out there"
-            ));
-        }
-        let absent = |name: &&String| in_training && !names.contains(&name.as_str());
-        if let Some(absent) = settings.columns.keys().find(absent) {
-            return Some(format!(
-                "`data.columns` has {absent:?}, which is no column of the file; it has {names:?}"
-            ));
-        }
-        let is_input = |(_, role): &(&&str, &Role)| matches!(role, Role::Input { .. });
-        if labels == LabelColumn::Survey {
-            return None;
-        }
-        let mut inputs = names.iter().zip(&self.roles).filter(is_input).peekable();
-        if inputs.peek().is_none() {
-            return Some(format!(
-                "{label:?} is the only column that is read; there is nothing to learn from"
-            ));
-        }
-        let taken = inputs.find(|(name, role)| role.is_ids() && [NUMBERS, LABEL].contains(name));
-        taken.map(|(name, _)| {
-        format!(
-            "a column of ids cannot be called {:?}, which is the name of the number columns together (\"{NUMBERS}\") or of the target (\"{LABEL}\"); rename it",
-            name
-        )
-    })
-    }
-}
-
-impl Role {
-    /// Returns the role of a column that is read as texts, or as lists of texts.
-    fn surveyed() -> Self {
-        Self::Input {
-            kind: ColumnType::Id {
-                hash: true,
-                seed: 0,
-                separator: None,
-            },
-            given: true,
-            list: false,
-        }
-    }
-
-    fn new(name: &str, settings: &Data, labels: LabelColumn) -> Self {
-        match settings.columns.get(name) {
-            _ if name == settings.label => match labels {
-                LabelColumn::Read => Role::Label {
-                    may_lack: settings.missing_label == MissingLabel::Skip,
-                },
-                LabelColumn::LeftOut => Role::Ignored,
-                LabelColumn::Survey => Role::surveyed(),
-            },
-            _ if labels == LabelColumn::Survey => Role::surveyed(),
-            _ if settings.weight.as_deref() == Some(name) => match labels {
-                LabelColumn::Read => Role::Weight,
-                LabelColumn::LeftOut | LabelColumn::Survey => Role::Ignored,
-            },
-            Some(ColumnType::Ignore {}) => Role::Ignored,
-            kind => Role::Input {
-                given: kind.is_some(),
-                list: false,
-                kind: kind
-                    .cloned()
-                    .unwrap_or(ColumnType::Number {
-                        transform: Transform::default(),
-                        buckets: None,
-                        missing: None,
-                    })
-                    .or_missing(settings.missing),
-            },
-        }
-    }
-
-    /// Returns whether the column is an input of ids, with a name of its own.
-    fn is_ids(&self) -> bool {
-        let Role::Input { kind, .. } = self else {
-            return false;
-        };
-        match kind {
-            ColumnType::Category { .. } | ColumnType::Id { .. } => true,
-            ColumnType::Number { transform, .. } | ColumnType::Date { transform, .. } => {
-                *transform == Transform::Bucket
-            }
-            ColumnType::Ignore {} => false,
-        }
-    }
-}
-
-/// The texts that stand for a missing value where a job does not name them: those of pandas and R, and that of the UCI archive.
-const MISSING: [&str; 19] = [
-    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>",
-    "?", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-];
-
-/// The texts that stand for a missing value.
-#[derive(Clone, Debug)]
-pub(crate) struct Gaps(Arc<HashSet<String>>);
-
-impl Gaps {
-    pub(crate) fn of(settings: &Data) -> Self {
-        Self(Arc::new(match &settings.missing_texts {
-            Some(texts) => texts.iter().cloned().collect(),
-            None => MISSING.map(str::to_owned).into(),
-        }))
-    }
-
-    /// Returns whether a text stands for a missing value.
-    pub(crate) fn are(&self, text: &str) -> bool {
-        text.is_empty() || self.0.contains(text)
-    }
-
-    /// Returns the value, or that there is none: NaN is none either.
-    fn read<'a>(&self, value: Value<'a>) -> Value<'a> {
-        match value {
-            Value::Text(text) if self.are(text) => Value::Missing,
-            Value::Double(number) if number.is_nan() => Value::Missing,
-            Value::Single(number) if number.is_nan() => Value::Missing,
-            value => value,
-        }
-    }
-}
-
 impl Named {
     fn new(name: &str, role: &Role) -> Self {
         let cells = match role {
@@ -618,16 +401,18 @@ impl Named {
             name: name.to_owned(),
             role: role.clone(),
             cells,
+            is_plain: matches!(
+                role,
+                Role::Input {
+                    kind: ColumnType::Number { .. },
+                    ..
+                }
+            ),
         }
     }
 
     /// Adds a cell, which is written as `found`. The error is a problem in words.
-    fn push(
-        &mut self,
-        value: Value,
-        found: Value,
-        place: impl Fn() -> Place,
-    ) -> Result<(), String> {
+    fn push(&mut self, value: Cell, found: Cell, place: impl Fn() -> Place) -> Result<(), String> {
         let name = &self.name;
         match (&self.role, &mut self.cells) {
             (Role::Ignored, _) => {}
@@ -651,7 +436,7 @@ impl Named {
                 }
             },
             (Role::Input { kind, .. }, Cells::Numbers(numbers))
-                if value == Value::Missing && kind.missing().is_some() =>
+                if value == Cell::Missing && kind.missing().is_some() =>
             {
                 numbers.push(GAP);
             }
@@ -668,7 +453,7 @@ impl Named {
                 };
                 let Some(number) = number else {
                     let advice = match (given, value) {
-                        (true, Value::Missing) => "; add what takes its place to the column, as in missing = \"mean\" (or \"median\", \"zero\", \"indicator\" or a number)".to_owned(),
+                        (true, Cell::Missing) => "; add what takes its place to the column, as in missing = \"mean\" (or \"median\", \"zero\", \"indicator\" or a number)".to_owned(),
                         (true, _) => String::new(),
                         (false, value) => value.advice(name),
                     };
@@ -689,7 +474,11 @@ impl Named {
                 }
             }
             (Role::Label { .. }, _) => unreachable!("labels are read as texts"),
-            (_, Cells::Lists(_)) => unreachable!("lists are read element by element"),
+            (_, Cells::Lists(_)) => {
+                return Err(format!(
+                    "column {name:?} has lists, and a single cell was added; add elements, and end each list"
+                ));
+            }
         }
         Ok(())
     }

@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::value::number_text;
+use super::cell::number_text;
 use crate::place::Place;
+
+/// With at most so many different texts, they are compared in turn.
+const FEW: usize = 4;
 
 /// The texts of a column, in the order of the samples.
 #[derive(Debug, Default)]
@@ -33,7 +36,13 @@ impl Texts {
     }
 
     fn index(&mut self, text: &str, place: impl Fn() -> Place) -> u32 {
-        if let Some(index) = self.known.get(text) {
+        // Of few texts the right one is found sooner than its hash.
+        if self.texts.len() <= FEW {
+            let found = self.texts.iter().position(|(known, _)| known == text);
+            if let Some(index) = found {
+                return index as u32;
+            }
+        } else if let Some(index) = self.known.get(text) {
             return *index;
         }
         let new = self.texts.len() as u32;

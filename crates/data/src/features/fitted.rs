@@ -11,12 +11,13 @@ use shared_proto::job::ColumnType;
 
 use super::id_column::IdColumn;
 use super::target::Target;
+use crate::columns::cell::known;
 use crate::columns::hash::Hasher;
-use crate::columns::table::{Cells, NUMBERS, Table};
-use crate::columns::value::known;
+use crate::columns::header::NUMBERS;
+use crate::columns::table::{Cells, Table};
 use crate::error::InputError;
 use crate::features::shape::Shape;
-use crate::samples::column::Column;
+use crate::samples::column::{Column, by_rows};
 
 /// The form of the file; another one is refused.
 pub(crate) const FORM: u32 = 1;
@@ -161,7 +162,7 @@ impl Fitted {
         };
         Self {
             columns: names.iter().map(column).collect(),
-            ..Self::of_target(Target::Number {})
+            ..Self::of_target(Target::Number { scale: None })
         }
     }
 
@@ -212,8 +213,7 @@ impl Fitted {
             }
         }
         if !numbers.is_empty() {
-            let rows = (0..table.len()).flat_map(|row| numbers.iter().map(move |n| n[row]));
-            let rows = rows.collect();
+            let rows = by_rows(&numbers, table.len());
             inputs.insert(0, Column::numbers(NUMBERS, vec![numbers.len()], rows));
         }
         Ok(inputs)
@@ -427,27 +427,29 @@ impl FittedColumn {
         let Cells::Numbers(cells) = cells else {
             unreachable!("texts become ids");
         };
-        let number = |(sample, cell): (usize, &f64)| {
-            let number = self.rule.number(*cell) as f32;
-            match number.is_finite() {
-                true => Ok(number),
-                false => Err(table.place(sample).wrong(format!(
-                    "column {:?} holds {cell}, which is too far from the training samples to be standardised; check it, or set the column's transform to \"log\" or \"none\"",
-                    self.name
-                ))),
-            }
-        };
-        cells.iter().enumerate().map(number).collect()
+        let numbers = self.rule.numbers(cells);
+        match numbers.iter().position(|number| !number.is_finite()) {
+            None => Ok(numbers),
+            Some(sample) => Err(table.place(sample).wrong(format!(
+                "column {:?} holds {}, which is too far from the training samples to be standardised; check it, or set the column's transform to \"log\" or \"none\"",
+                self.name, cells[sample]
+            ))),
+        }
     }
 }
 
 impl Rule {
-    /// Returns a number as the model gets it.
-    fn number(&self, number: f64) -> f64 {
+    /// Returns numbers as the model gets them.
+    fn numbers(&self, numbers: &[f64]) -> Vec<f32> {
+        let each = numbers.iter();
         match self {
-            Self::Standardise { mean, deviation } => (number - mean) / deviation,
-            Self::Log { mean, deviation } => (log(number) - mean) / deviation,
-            _ => number,
+            Self::Standardise { mean, deviation } => {
+                each.map(|n| ((n - mean) / deviation) as f32).collect()
+            }
+            Self::Log { mean, deviation } => each
+                .map(|n| ((log(*n) - mean) / deviation) as f32)
+                .collect(),
+            _ => each.map(|n| *n as f32).collect(),
         }
     }
 

@@ -7,10 +7,11 @@ use rand_chacha::ChaCha8Rng;
 use shared_proto::job::{ColumnType, Missing, MissingRule, Transform};
 
 use super::fitted::{FORM, Fitted, FittedColumn, Gap, Rule, log};
+use super::moments::Moments;
 use super::target::Target;
+use crate::columns::cell::{known, number_text};
 use crate::columns::table::{Cells, Table};
 use crate::columns::texts::Texts;
-use crate::columns::value::{known, number_text};
 
 /// The buckets of a number column, unless the job says otherwise.
 const BUCKETS: u64 = 10;
@@ -66,7 +67,7 @@ impl GapFitting {
         let value = match self.missing {
             Missing::Number(number) => number,
             Missing::Rule(MissingRule::Zero) => 0.0,
-            Missing::Rule(MissingRule::Mean | MissingRule::Indicator) => self.moments.mean,
+            Missing::Rule(MissingRule::Mean | MissingRule::Indicator) => self.moments.mean(),
             Missing::Rule(MissingRule::Median) => median(
                 self.numbers
                     .map_or_else(Vec::new, |numbers| numbers.numbers),
@@ -321,34 +322,6 @@ fn occurring<'a>(cells: &'a Texts, samples: &[u32]) -> impl Iterator<Item = &'a 
     }
     let texts = cells.texts.iter().zip(occurs).filter(|(_, occurs)| *occurs);
     texts.map(|((text, _), _)| text.as_str())
-}
-
-/// Mean and variance of numbers, updated number by number (Welford, "Note on a Method for Calculating Corrected Sums of
-/// Squares and Products", 1962).
-#[derive(Default)]
-struct Moments {
-    count: u64,
-    mean: f64,
-    /// The sum of the squared differences from the mean.
-    squares: f64,
-}
-
-impl Moments {
-    fn add(&mut self, number: f64) {
-        self.count += 1;
-        let before = number - self.mean;
-        self.mean += before / self.count as f64;
-        self.squares += before * (number - self.mean);
-    }
-
-    /// Returns the mean and the standard deviation. The deviation is 1 if all numbers are equal, or if the squares of their
-    /// differences underflow to 0.
-    fn finish(self) -> (f64, f64) {
-        match (self.squares / self.count.max(1) as f64).sqrt() {
-            0.0 => (self.mean, 1.0),
-            deviation => (self.mean, deviation),
-        }
-    }
 }
 
 /// Numbers, or a random sample of them if there are many (Vitter, "Random Sampling with a Reservoir", 1985, algorithm R).

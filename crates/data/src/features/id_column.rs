@@ -1,9 +1,9 @@
 //! Columns of ids of any number, for embedding tables.
 
+use crate::columns::cell::number_text;
 use crate::columns::hash::Hasher;
 use crate::columns::table::Lists;
 use crate::columns::texts::Texts;
-use crate::columns::value::number_text;
 use crate::error::InputError;
 use crate::place::Place;
 use crate::samples::column::{Column, Values};

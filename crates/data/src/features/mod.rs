@@ -3,5 +3,6 @@
 pub(crate) mod fitted;
 pub(crate) mod fitting;
 pub(crate) mod id_column;
+pub(crate) mod moments;
 pub(crate) mod shape;
 pub(crate) mod target;

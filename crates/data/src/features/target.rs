@@ -3,16 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use shared_proto::job::TargetKind;
+use shared_proto::job::{Data, LabelTransform, TargetKind};
 
+use super::moments::Moments;
+use crate::columns::cell::{known, number_text, truth_text};
 use crate::columns::texts::Texts;
-use crate::columns::value::{known, number_text, truth_text};
 use crate::error::InputError;
 use crate::place::Place;
 use crate::samples::column::Column;
+use crate::samples::field::Scale;
 
 /// Classes from this number on are refused: each costs a row of the model's output layer.
 const MAX_CLASSES: u32 = 1 << 16;
+
+/// Without a transform, labels that are numbers with a mean or deviation above this one are worth a warning.
+const LARGE: f64 = 10.0;
 
 /// With more different whole numbers than this, the job has to say whether they are classes.
 const MOST_CERTAIN_CLASSES: usize = 1000;
@@ -34,13 +39,18 @@ pub enum Target {
         values: BTreeMap<String, f32>,
     },
     /// Each label is a number.
-    Number {},
+    Number {
+        /// The change of labels; none if the model learns them as they are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scale: Option<Scale>,
+    },
 }
 
 /// The labels of a training part, of which no more are kept than a target needs.
 #[derive(Debug)]
 pub(crate) struct Labels {
     kind: TargetKind,
+    transform: LabelTransform,
     /// True if two labels are 0 and 1 where the job leaves it open.
     two_are_binary: bool,
     /// The labels that occur. Of more than any target can have, the first are kept.
@@ -49,22 +59,33 @@ pub(crate) struct Labels {
     not_finite: Option<(String, Place)>,
     /// The first label that is a number, but not a whole one.
     fraction: Option<(String, Place)>,
+    /// The mean and deviation of the training labels that are numbers.
+    moments: Moments,
 }
 
 impl Labels {
-    /// Returns no labels, which are to become a target of this kind.
-    pub(crate) fn of(kind: TargetKind, two_are_binary: bool) -> Self {
+    /// Returns no labels, which are to become the target that a job says.
+    pub(crate) fn of(settings: &Data, two_are_binary: bool) -> Self {
         Self {
-            kind,
+            kind: settings.target,
+            transform: settings.label_transform,
             two_are_binary,
             texts: Texts::default(),
             not_finite: None,
             fraction: None,
+            moments: Moments::default(),
         }
     }
 
-    /// Notes the labels that occur.
-    pub(crate) fn note(&mut self, labels: &Texts) {
+    /// Notes the labels that occur. Mean and deviation are those of the samples with the numbers in `training`.
+    pub(crate) fn note(&mut self, labels: &Texts, training: &[u32]) {
+        if matches!(self.kind, TargetKind::Number | TargetKind::Auto) {
+            let numbers = labels.each(number);
+            let numbers = training.iter().map(|sample| numbers[*sample as usize]);
+            numbers
+                .flatten()
+                .for_each(|number| self.moments.add(number));
+        }
         for (text, place) in &labels.texts {
             if let Ok(number) = text.parse::<f64>() {
                 let is_whole = number_text(text).is_none_or(|text| !text.contains('.'));
@@ -97,17 +118,36 @@ impl Labels {
             )));
         }
         match (self.kind, &self.fraction) {
-            (TargetKind::Number, _) => Ok(Target::Number {}),
+            (TargetKind::Number, _) | (TargetKind::Auto, Some(_)) => self.numbers(),
+            _ if self.transform != LabelTransform::None => Err(InputError::Invalid(
+                "data.label_transform is set, but the labels are classes; leave it out, or set data.target to \"number\"".to_owned(),
+            )),
             (TargetKind::Class, Some((text, place))) => Err(place.wrong(format!(
                 "label {text} is no class; set data.target to \"number\" to predict it as a number, or number the classes from 0 or name them"
             ))),
-            (TargetKind::Auto, Some(_)) => Ok(Target::Number {}),
             (TargetKind::Binary, _) => self.binary(),
             (TargetKind::Auto, None) if self.two_are_binary && self.texts.texts.len() == 2 => {
                 self.binary()
             }
             (TargetKind::Auto | TargetKind::Class, None) => self.classes(),
         }
+    }
+
+    fn numbers(&self) -> Result<Target, InputError> {
+        let (mean, deviation) = self.moments.finish();
+        let standardises = self.transform == LabelTransform::Standardise;
+        if standardises && !deviation.is_finite() {
+            return Err(InputError::Invalid(
+                "the labels are too large to be standardised: the sum of their squares overflows; divide them, or leave out data.label_transform".to_owned(),
+            ));
+        }
+        let scale = standardises.then_some(Scale { mean, deviation });
+        if scale.is_none() && mean.abs().max(deviation) > LARGE {
+            tracing::warn!(
+                "the labels have the mean {mean:.4} and the standard deviation {deviation:.4}, which a model learns slowly; data.label_transform = \"standardise\" has it learn them with mean 0 and deviation 1"
+            );
+        }
+        Ok(Target::Number { scale })
     }
 
     fn binary(&self) -> Result<Target, InputError> {
@@ -205,13 +245,14 @@ impl Target {
                 let values = each(labels, |text| of_label(values, text), UNKNOWN)?;
                 Ok(Column::binary(name, values))
             }
-            Self::Number {} => {
-                let number = |text: &str| {
-                    let number = truth_text(text).unwrap_or(text.into());
-                    number.parse().ok().filter(|v: &f32| v.is_finite())
+            Self::Number { scale } => {
+                let scaled = |text: &str| {
+                    let number = number(text)?;
+                    let scaled = scale.map_or(number, |scale| scale.apply(number)) as f32;
+                    Some(scaled).filter(|value| value.is_finite())
                 };
-                let values = each(labels, number, "is no finite number")?;
-                Ok(Column::numbers(name, Vec::new(), values))
+                let values = each(labels, scaled, "is no finite number")?;
+                Ok(Column::numbers(name, Vec::new(), values).scaled(*scale))
             }
         }
     }
@@ -229,11 +270,11 @@ impl Target {
         match self {
             Self::Class { numbers, .. } => name(numbers),
             Self::Binary { values } => name(values),
-            Self::Number {} => {}
+            Self::Number { .. } => {}
         }
     }
 
-    /// Returns whether each class is below their number, and each value 0 or 1.
+    /// Returns whether each class is below their number, each value 0 or 1, and each scale finite.
     pub(crate) fn is_whole(&self) -> bool {
         match self {
             Self::Class { numbers, count } => {
@@ -241,7 +282,9 @@ impl Target {
                     && numbers.values().all(|number| u64::from(*number) < *count)
             }
             Self::Binary { values } => values.values().all(|value| [0.0, 1.0].contains(value)),
-            Self::Number {} => true,
+            Self::Number { scale } => scale.is_none_or(|scale| {
+                scale.mean.is_finite() && scale.deviation.is_finite() && scale.deviation > 0.0
+            }),
         }
     }
 
@@ -250,9 +293,17 @@ impl Target {
         match self {
             Self::Class { count, .. } => Column::category(name, vec![0; samples], *count),
             Self::Binary { .. } => Column::binary(name, vec![0.0; samples]),
-            Self::Number {} => Column::numbers(name, Vec::new(), vec![0.0; samples]),
+            Self::Number { scale } => {
+                Column::numbers(name, Vec::new(), vec![0.0; samples]).scaled(*scale)
+            }
         }
     }
+}
+
+/// Returns a label as a finite number.
+fn number(text: &str) -> Option<f64> {
+    let number = truth_text(text).unwrap_or(text.into()).parse().ok();
+    number.filter(|number: &f64| number.is_finite())
 }
 
 /// Returns the value of a label. Earlier releases took the booleans of Parquet for numbers.
@@ -287,6 +338,16 @@ mod tests {
     use std::path::Path;
 
     fn read(texts: &[&str], kind: TargetKind) -> Result<Column, String> {
+        read_as(
+            texts,
+            &Data {
+                target: kind,
+                ..Data::default()
+            },
+        )
+    }
+
+    fn read_as(texts: &[&str], settings: &Data) -> Result<Column, String> {
         let mut labels = Texts::default();
         for (number, text) in (2..).zip(texts) {
             labels.push_label(text, || Place {
@@ -295,8 +356,10 @@ mod tests {
                 number,
             });
         }
-        let mut seen = Labels::of(kind, true);
-        seen.note(&labels);
+        let mut seen = Labels::of(settings, true);
+        // The last sample is held out.
+        let training: Vec<u32> = (0..texts.len() as u32 - 1).collect();
+        seen.note(&labels, &training);
         let column = seen.target().and_then(|target| target.column("y", &labels));
         column.map_err(|error| error.to_string())
     }
@@ -338,6 +401,30 @@ mod tests {
         );
         assert_eq!(values(&["1.5", "2"], Auto), (vec![1.5, 2.0], None));
         assert_eq!(values(&["3", "2"], Number), (vec![3.0, 2.0], None));
+    }
+
+    #[test]
+    fn numbers_are_standardised_by_the_training_labels() {
+        let settings = |target| Data {
+            target,
+            label_transform: LabelTransform::Standardise,
+            ..Data::default()
+        };
+        let texts = ["1700000010.5", "1700000030.5", "1700000040.5"];
+        let column = read_as(&texts, &settings(TargetKind::Auto)).unwrap();
+        let scale = column.field().scale.unwrap();
+        assert_eq!((scale.mean, scale.deviation), (1_700_000_020.5, 10.0));
+        let samples = InMemory::without_targets(vec![column]).unwrap();
+        assert_eq!(samples.numbers("y"), [-1.0, 1.0, 2.0]);
+        let equal = read_as(&["5", "5", "7"], &settings(TargetKind::Number)).unwrap();
+        assert_eq!(equal.field().scale.unwrap().deviation, 1.0);
+        let error = read_as(&["a", "b"], &settings(TargetKind::Auto)).unwrap_err();
+        assert!(error.contains("data.label_transform"), "{error}");
+        let error = read_as(&["1e200", "2e200", "3e200"], &settings(TargetKind::Number));
+        assert!(error.unwrap_err().contains("too large"));
+        // Earlier releases wrote no scale.
+        let earlier: Target = serde_json::from_str(r#"{"number":{}}"#).unwrap();
+        assert_eq!(earlier, Target::Number { scale: None });
     }
 
     #[test]

@@ -42,6 +42,12 @@ pub(crate) trait Chunks: Send + Sync + 'static {
     /// Samples in the form of the file.
     type Parsed;
 
+    /// Returns whether a chunk is parsed whole as it is read, and takes no more memory than [`Chunk::bytes`] as samples. Chunks of streamed
+    /// data are then decoded by the thread that reads them. Otherwise each worker parses its own samples alone.
+    fn decodes_whole(&self) -> bool {
+        false
+    }
+
     /// Returns the chunks, in the order of the samples.
     fn chunks(&self) -> &[Chunk];
 
@@ -56,6 +62,14 @@ pub(crate) trait Chunks: Send + Sync + 'static {
     /// # Errors
     /// [`InputError`] names the file and the place in it.
     fn parse(&self, raw: &Self::Raw, samples: &[u32]) -> Result<Self::Parsed, InputError>;
+
+    /// Parses all samples of a chunk.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    fn parse_all(&self, raw: Self::Raw, samples: &[u32]) -> Result<Self::Parsed, InputError> {
+        self.parse(&raw, samples)
+    }
 
     /// Hands values to `hash` by which workers notice that their files differ.
     fn digest(&self, hash: &mut dyn FnMut(&[u8]));
@@ -311,7 +325,12 @@ struct SomeChunks<C: Chunks> {
 
 impl<C: Chunks> Load for SomeChunks<C> {
     fn load(self: Arc<Self>, chunk: usize) -> Result<Box<dyn Loaded>, InputError> {
-        let raw = self.files.read(self.chunks[chunk] as usize)?;
+        let chunk = self.chunks[chunk];
+        if self.files.decodes_whole() {
+            let (parsed, _) = parse(&*self.files, chunk)?;
+            return Ok(Box::new(DecodedChunk((self.decode)(parsed)?)));
+        }
+        let raw = self.files.read(chunk as usize)?;
         Ok(Box::new(ChunkInMemory { source: self, raw }))
     }
 
@@ -335,12 +354,21 @@ impl<C: Chunks> Loaded for ChunkInMemory<C> {
     }
 }
 
+/// The samples of a chunk.
+struct DecodedChunk(InMemory);
+
+impl Loaded for DecodedChunk {
+    fn samples(&self, samples: &[u32]) -> Result<InMemory, InputError> {
+        self.0.select(samples)
+    }
+}
+
 /// Parses all samples of a chunk, and returns them with their numbers.
 fn parse<C: Chunks>(files: &C, chunk: u32) -> Result<(C::Parsed, Vec<u32>), InputError> {
     // First the chunk, which is not as large as a damaged file promises.
     let raw = files.read(chunk as usize)?;
     let samples: Vec<u32> = (0..files.chunks()[chunk as usize].samples).collect();
-    Ok((files.parse(&raw, &samples)?, samples))
+    Ok((files.parse_all(raw, &samples)?, samples))
 }
 
 fn parse_all<C: Chunks>(files: &C) -> Result<Vec<C::Parsed>, InputError> {

@@ -1,6 +1,8 @@
 //! The files of a data set, and the parts in which they are read.
 
 pub(crate) mod chunks;
+pub(crate) mod file_rows;
 pub(crate) mod held_out;
 pub(crate) mod lines;
 pub(crate) mod parts;
+pub(crate) mod rows;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::f16;
 use shared_proto::payload;
 
-use super::field::{Field, ValueType};
+use super::field::{Field, Scale, ValueType};
 use crate::error::InputError;
 
 /// The values that are converted to bytes at once for the digest.
@@ -132,6 +132,13 @@ impl Column {
             ..Field::numbers(name, shape)
         };
         Self::of(field, values)
+    }
+
+    /// Says how the values of a target were changed.
+    #[must_use]
+    pub fn scaled(mut self, scale: Option<Scale>) -> Self {
+        self.field.scale = scale;
+        self
     }
 
     /// Says that the values are ids below a number.
@@ -351,4 +358,23 @@ fn ranges<'a>(offsets: &'a [usize], samples: &'a [u32]) -> impl Iterator<Item = 
 fn parts<T: Copy>(values: &[T], offsets: &[usize], samples: &[u32]) -> Vec<T> {
     let parts = ranges(offsets, samples).map(|range| &values[range]);
     parts.flatten().copied().collect()
+}
+
+/// Returns the numbers of so many rows, row by row.
+pub(crate) fn by_rows(columns: &[Vec<f32>], rows: usize) -> Vec<f32> {
+    /// Rows that are written together, so that they stay in the cache until all columns are there.
+    const BLOCK: usize = 128;
+    let mut all = vec![0.0; rows * columns.len()];
+    for (block, start) in all
+        .chunks_mut(BLOCK * columns.len())
+        .zip((0..).step_by(BLOCK))
+    {
+        for (number, column) in columns.iter().enumerate() {
+            let to = block.iter_mut().skip(number).step_by(columns.len());
+            for (to, value) in to.zip(&column[start..]) {
+                *to = *value;
+            }
+        }
+    }
+    all
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::InputError;
 
 /// The type of values in a batch.
@@ -31,8 +33,30 @@ impl fmt::Display for ValueType {
     }
 }
 
+/// The change of a target: the model learns `(label - mean) / deviation`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scale {
+    /// The mean of the training labels.
+    pub mean: f64,
+    /// Their standard deviation, or 1 if all are equal.
+    pub deviation: f64,
+}
+
+impl Scale {
+    /// Returns a label as the model learns it.
+    pub fn apply(&self, label: f64) -> f64 {
+        (label - self.mean) / self.deviation
+    }
+
+    /// Returns a prediction in the unit of the labels.
+    pub fn undo(&self, output: f64) -> f64 {
+        output * self.deviation + self.mean
+    }
+}
+
 /// A part of each sample: an input of the model, or a target.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     /// Its name, as in the data: a column, or `image`.
     pub name: String,
@@ -44,6 +68,8 @@ pub struct Field {
     pub categories: Option<u64>,
     /// True if samples have different numbers of values.
     pub ragged: bool,
+    /// For targets that are numbers: how they were changed.
+    pub scale: Option<Scale>,
 }
 
 impl Field {
@@ -55,6 +81,7 @@ impl Field {
             shape,
             categories: None,
             ragged: false,
+            scale: None,
         }
     }
 
@@ -66,6 +93,7 @@ impl Field {
             shape: Vec::new(),
             categories: Some(categories),
             ragged: false,
+            scale: None,
         }
     }
 
@@ -84,7 +112,7 @@ impl Field {
 }
 
 /// The parts of each sample of a data set.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Signature {
     /// The inputs of the model.
     pub inputs: Vec<Field>,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::iter::repeat_n;
 use std::path::{Path, PathBuf};
 
-use crate::columns::value::known;
+use crate::columns::cell::known;
 use crate::dataset::Dataset;
 use crate::error::InputError;
 use crate::features::fitted::Fitted;

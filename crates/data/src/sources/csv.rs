@@ -4,24 +4,25 @@
 //! compressed if their names end with `.gz` or `.zst`. The first line names the columns, unless `data.header` is false; `tabular` tells what
 //! becomes of them.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::convert::Infallible;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder, StringRecord, Trim};
-
 use super::survey::{self, ColumnSurvey};
 use super::tabular;
-use crate::columns::table::{Header, LabelColumn, Numbers, Rows, Table};
-use crate::columns::value::Value;
+use crate::columns::cell::Cell;
+use crate::columns::header::{Header, LabelColumn};
+use crate::columns::table::{Numbers, Rows, Table};
 use crate::dataset::Dataset;
 use crate::error::InputError;
-use crate::files::DataFile;
+use crate::files::{self, DataFile};
 use crate::place::{Place, Unit};
 use crate::reading::chunks::{self, Chunk, Chunks};
+use crate::reading::file_rows::{FileRows, lines_in};
 use crate::reading::lines::{BYTE_ORDER_MARK, changed};
 use crate::reading::parts;
+use crate::reading::rows::{Row, each_field, next_row};
 use crate::source::{DataSetup, Source};
 
 /// The source `csv`.
@@ -42,7 +43,9 @@ impl Source for Csv {
 /// # Errors
 /// If the files cannot be read.
 pub(crate) fn survey(setup: &DataSetup) -> Result<Vec<ColumnSurvey>, InputError> {
-    survey::survey(setup, CsvFiles::open)
+    survey::survey(setup, |setup, labels| {
+        CsvFiles::open(setup, &files::matching(setup.dir()?)?, labels)
+    })
 }
 
 /// Returns the cells of these columns of all samples to predict, as texts.
@@ -80,13 +83,8 @@ struct Text {
     form: Form,
     file: Arc<Path>,
     content: Vec<u8>,
-    rows: Vec<Row>,
-}
-
-/// A row in a chunk.
-struct Row {
-    bytes: Range<usize>,
-    line: u64,
+    /// Each row with its line.
+    rows: Vec<(Row, u64)>,
 }
 
 impl CsvFiles {
@@ -134,24 +132,18 @@ impl CsvFiles {
 
     /// Adds the chunks of a file, of about so many bytes.
     fn cut(&mut self, file: DataFile, size: u64, form: Form) -> Result<(), InputError> {
-        let summed = Summed {
-            from: file.reader(),
-            crc: crc32fast::Hasher::new(),
-        };
-        let mut reader = form.reader(summed, form.header);
-        let mut row = ByteRecord::new();
+        let mut rows = FileRows::of(&file, form.delimiter);
+        if form.header {
+            rows.next()?;
+        }
         let before = self.parts.len();
-        let (mut last, mut unlabelled) = ((0, 1), 0u64);
-        while reader
-            .read_byte_record(&mut row)
-            .map_err(|error| unreadable(&file, error))?
-        {
-            let (byte, line) = row.position().map_or((0, 1), |p| (p.byte(), p.line()));
-            last = (byte, line);
-            if self.header.skips(row.get(self.header.label_column())) {
+        let mut unlabelled = 0u64;
+        while let Some((row, line)) = rows.next()? {
+            if self.header.skips_unlabelled() && self.lacks_label(rows.bytes(&row), form) {
                 unlabelled += 1;
                 continue;
             }
+            let byte = rows.byte(&row);
             let begins = self.parts[before..]
                 .last()
                 .is_none_or(|part| byte - part.bytes.start >= size);
@@ -180,13 +172,17 @@ impl CsvFiles {
         for (chunk, part) in self.chunks[before..].iter_mut().zip(&self.parts[before..]) {
             chunk.bytes = part.bytes.end - part.bytes.start;
         }
-        if self.parts.len() > before {
-            check_last(&file, last, form)?;
-        }
-        self.crcs.push(reader.into_inner().crc.finalize());
+        self.crcs.push(rows.crc());
         self.forms.push(form);
         self.files.push(file);
         Ok(())
+    }
+
+    /// Returns whether the label of a row is missing.
+    fn lacks_label(&self, row: &[u8], form: Form) -> bool {
+        let fields = form.fields(&String::from_utf8_lossy(row));
+        let label = fields.get(self.header.label_column());
+        label.is_some_and(|label| self.header.skips(label))
     }
 }
 
@@ -203,35 +199,19 @@ impl Chunks for CsvFiles {
         let file = &self.files[part.file];
         let content = file.read(part.bytes.clone())?;
         let form = self.forms[part.file];
-        let mut reader = form.reader(content.as_slice(), false);
-        let mut rows: Vec<Row> = Vec::new();
-        let mut row = ByteRecord::new();
-        while reader
-            .read_byte_record(&mut row)
-            .map_err(|error| unreadable(file, error))?
-        {
-            let (byte, line) = row.position().map_or((0, 1), |p| (p.byte(), p.line()));
-            let byte = byte as usize;
-            // A byte order mark is no part of the first row, which may be copied behind others.
-            let byte = match byte == 0 && content.starts_with(&BYTE_ORDER_MARK) {
-                true => BYTE_ORDER_MARK.len(),
-                false => byte,
-            };
-            if let Some(last) = rows.last_mut() {
-                // A row that was left out may lie between.
-                last.bytes.end = last.bytes.end.min(byte);
+        let skips = self.header.skips_unlabelled();
+        let mut rows = Vec::with_capacity(self.chunks[chunk].samples as usize);
+        let (mut at, mut line) = (0, part.first);
+        while let Some(row) = next_row(&content, at, form.delimiter) {
+            line += lines_in(&content[at..row.bytes.start]);
+            let begins = line;
+            if row.quoted {
+                line += lines_in(&content[row.bytes.clone()]);
             }
-            if self.header.skips(row.get(self.header.label_column())) {
-                continue;
+            at = row.bytes.end;
+            if !skips || !self.lacks_label(&content[row.bytes.clone()], form) {
+                rows.push((row, begins));
             }
-            // The reader gives the first of the blank lines before a row.
-            let blank = content[byte..].iter();
-            let blank = blank.take_while(|byte| matches!(byte, b'\r' | b'\n'));
-            let blank = blank.filter(|byte| **byte == b'\n').count() as u64;
-            rows.push(Row {
-                bytes: byte..content.len(),
-                line: part.first + line - 1 + blank,
-            });
         }
         if rows.len() != self.chunks[chunk].samples as usize {
             return Err(changed(file.path()));
@@ -245,53 +225,66 @@ impl Chunks for CsvFiles {
     }
 
     fn parse(&self, text: &Text, samples: &[u32]) -> Result<Table, InputError> {
-        let mut content = Vec::new();
-        for sample in samples {
-            content.extend_from_slice(&text.content[text.rows[*sample as usize].bytes.clone()]);
-            // The last row of a file may have no end.
-            if content.last() != Some(&b'\n') {
-                content.push(b'\n');
-            }
+        let rows = || samples.iter().map(|sample| &text.rows[*sample as usize]);
+        // Rows are scattered over the chunk. The CPU overlaps the cache misses of copies, but not those of a parser, which branches on
+        // what it reads.
+        let bytes = rows().map(|(row, _)| row.bytes.len()).sum();
+        let mut content = Vec::with_capacity(bytes);
+        for (row, _) in rows() {
+            content.extend_from_slice(&text.content[row.bytes.clone()]);
         }
-        let line = |sample: &u32| text.rows[*sample as usize].line;
         let mut table = self.header.table(Rows {
             file: text.file.clone(),
             unit: Unit::Line,
-            numbers: Numbers::Each(samples.iter().map(line).collect()),
+            numbers: Numbers::Each(rows().map(|(_, line)| *line).collect()),
         });
-        let mut reader = text.form.reader(content.as_slice(), false);
-        let (mut row, expected) = (StringRecord::new(), self.header.names().len());
-        for sample in 0..samples.len() {
-            let wrong = |problem: String| Err(table.place(sample).wrong(problem));
-            match reader.read_record(&mut row) {
-                Ok(true) => {}
-                Ok(false) => return Err(changed(&text.file)),
+        let content = String::from_utf8(content).map_err(|_| text.not_utf8(samples))?;
+        let (expected, mut start) = (self.header.names().len(), 0);
+        for (sample, (row, _)) in rows().enumerate() {
+            let end = start + row.bytes.len();
+            // Two rows may have a half of a character each.
+            if !content.is_char_boundary(end) {
+                return Err(text.not_utf8(samples));
+            }
+            let found = each_field(
+                &content[start..end],
+                row.quoted,
+                text.form.delimiter,
+                |column, field| {
+                    // The number of fields is told at their end.
+                    if column >= expected {
+                        return Ok(());
+                    }
+                    let with_point = match text.form.decimal_comma {
+                        true => with_point(field),
+                        false => None,
+                    };
+                    let value = match with_point.as_deref().unwrap_or(field) {
+                        "" => Cell::Missing,
+                        field => Cell::Text(field),
+                    };
+                    table.push(column, value)
+                },
+            );
+            let wrong = |found: usize| {
+                table.place(sample).wrong(format!(
+                    "{found} fields were found, {expected} expected, as in the header"
+                ))
+            };
+            match found {
+                Ok(found) if found == expected => {}
+                Ok(found) => return Err(wrong(found)),
+                // Where fields are missing, those behind are not what their column says.
                 Err(error) => {
-                    return wrong(match error.into_kind() {
-                        ErrorKind::Utf8 { err, .. } => {
-                            format!("field {} is no text in UTF-8", err.field() + 1)
-                        }
-                        other => format!("the row cannot be read: {other:?}"),
+                    let found = text.form.fields(&content[start..end]).len();
+                    return Err(if found == expected {
+                        error
+                    } else {
+                        wrong(found)
                     });
                 }
             }
-            if row.len() != expected {
-                return wrong(format!(
-                    "{} fields were found, {expected} expected, as in the header",
-                    row.len()
-                ));
-            }
-            for (column, field) in row.iter().enumerate() {
-                let with_point = match text.form.decimal_comma {
-                    true => with_point(field),
-                    false => None,
-                };
-                let value = match with_point.as_deref().unwrap_or(field) {
-                    "" => Value::Missing,
-                    field => Value::Text(field),
-                };
-                table.push(column, value)?;
-            }
+            start = end;
         }
         Ok(table)
     }
@@ -303,21 +296,30 @@ impl Chunks for CsvFiles {
     }
 }
 
-/// Refuses a last row, at this byte and line, with a quote that is left open: it would take in what follows it.
-fn check_last(file: &DataFile, (byte, line): (u64, u64), form: Form) -> Result<(), InputError> {
-    let mut content = file.read(byte..file.size())?;
-    content.extend_from_slice(b"\nx\n");
-    match form
-        .reader(content.as_slice(), false)
-        .byte_records()
-        .count()
-    {
-        0 | 1 => Err(Place::line(file.path(), line).wrong(
-            "the last row has a quote that is left open; close it, or get the file again"
-                .to_owned(),
-        )),
-        _ => Ok(()),
+impl Text {
+    /// Returns the error of the first of these samples that is not UTF-8.
+    fn not_utf8(&self, samples: &[u32]) -> InputError {
+        let rows = samples.iter().map(|sample| &self.rows[*sample as usize]);
+        let wrong = rows
+            .map(|(row, line)| (&self.content[row.bytes.clone()], line))
+            .find(|(bytes, _)| std::str::from_utf8(bytes).is_err());
+        let (bytes, line) = wrong.unwrap_or((&[], &1));
+        let fields = self.form.fields(&String::from_utf8_lossy(bytes));
+        let is_wrong = |field: &String| field.contains(char::REPLACEMENT_CHARACTER);
+        let field = fields.iter().position(is_wrong).unwrap_or(0) + 1;
+        Place::line(&self.file, *line).wrong(format!("field {field} is no text in UTF-8"))
     }
+}
+
+/// Returns whether the next row has one field more than there are names, as where R writes names of rows: it quotes these and the names of columns.
+/// Rows that are too long for another reason are refused later.
+fn has_row_names(rows: &mut FileRows, form: Form, names: usize) -> Result<bool, InputError> {
+    let Some((row, _)) = rows.next()? else {
+        return Ok(false);
+    };
+    let row = rows.bytes(&row);
+    let fields = form.fields(&String::from_utf8_lossy(row));
+    Ok(row.starts_with(b"\"") && fields.len() == names + 1)
 }
 
 fn read_header(
@@ -326,22 +328,30 @@ fn read_header(
     labels: LabelColumn,
     form: Form,
 ) -> Result<Header, InputError> {
-    let mut reader = form.reader(file.reader(), true);
-    let first = reader.headers().map_err(|error| unreadable(file, error))?;
-    if first.is_empty() {
+    let mut rows = FileRows::of(file, form.delimiter);
+    let Some((first, line)) = rows.next()? else {
         return Err(Place::line(file.path(), 1)
             .wrong("the file is empty; a line with the columns' names was expected".to_owned()));
+    };
+    let first = std::str::from_utf8(rows.bytes(&first)).map_err(|_| {
+        Place::line(file.path(), line).wrong("the first row is no text in UTF-8".to_owned())
+    })?;
+    let mut fields = form.fields(first);
+    let is_quoted = first.starts_with('"');
+    if form.header && is_quoted && has_row_names(&mut rows, form, fields.len())? {
+        tracing::info!(file = %file.path().display(), "the first column has no name; it is taken for the names of the rows and left out");
+        fields.insert(0, String::new());
     }
-    let numbers: Vec<String> = (0..first.len()).map(|number| number.to_string()).collect();
+    let numbers: Vec<String> = (0..fields.len()).map(|number| number.to_string()).collect();
     let names: Vec<&str> = match (form.header, &setup.settings.column_names) {
-        (true, _) => first.iter().collect(),
-        (false, Some(names)) if names.len() == first.len() => {
+        (true, _) => fields.iter().map(String::as_str).collect(),
+        (false, Some(names)) if names.len() == fields.len() => {
             names.iter().map(String::as_str).collect()
         }
         (false, Some(names)) => {
             return Err(Place::line(file.path(), 1).wrong(format!(
                 "the line has {} fields, and data.column_names has {} names",
-                first.len(),
+                fields.len(),
                 names.len()
             )));
         }
@@ -352,7 +362,6 @@ fn read_header(
     let indices: Vec<&str> = names.iter().filter(index).copied().collect();
     let fitted = setup.purpose.fitted();
     let known = fitted.map(|fitted| |name: &str| fitted.has_column(name));
-    let known = known.as_ref().map(|known| known as &dyn Fn(&str) -> bool);
     let settings = setup.settings;
     Header::new(
         file.path(),
@@ -385,14 +394,7 @@ impl Form {
         let delimiter = match settings.delimiter {
             Some(delimiter) => delimiter as u8,
             None => {
-                let mut line = Vec::new();
-                BufReader::new(file.reader())
-                    .take(LONGEST_LINE)
-                    .read_until(b'\n', &mut line)
-                    .map_err(|source| InputError::Unreadable {
-                        path: file.path().to_path_buf(),
-                        source,
-                    })?;
+                let line = file.read(0..file.size().min(LONGEST_LINE))?;
                 if line.starts_with(&[0xff, 0xfe]) || line.starts_with(&[0xfe, 0xff]) {
                     return Err(Place::line(file.path(), 1).wrong(
                         "the file is in UTF-16; write it in UTF-8, as `iconv -f UTF-16 -t UTF-8` does"
@@ -409,14 +411,14 @@ impl Form {
         })
     }
 
-    /// Returns a reader that accepts rows of any length, so that their errors have the same form as all others.
-    fn reader<R: Read>(self, from: R, headers: bool) -> Reader<R> {
-        ReaderBuilder::new()
-            .delimiter(self.delimiter)
-            .has_headers(headers)
-            .flexible(true)
-            .trim(Trim::All)
-            .from_reader(from)
+    /// Returns the fields of a row.
+    fn fields(self, row: &str) -> Vec<String> {
+        let mut fields = Vec::new();
+        let Ok(_) = each_field(row, true, self.delimiter, |_, field| {
+            fields.push(field.to_owned());
+            Ok::<_, Infallible>(())
+        });
+        fields
     }
 }
 
@@ -430,15 +432,29 @@ fn with_point(text: &str) -> Option<String> {
 /// The bytes of a first line that are searched for its delimiter.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Returns the delimiter that a line has most often outside quotes; a comma if it has none.
-fn most_frequent(line: &[u8]) -> u8 {
+/// Returns the delimiter that the first line of a text has most often outside quotes; a comma if it has none.
+fn most_frequent(text: &[u8]) -> u8 {
+    let text = text.strip_prefix(&BYTE_ORDER_MARK).unwrap_or(text);
+    let is_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    let start = text.iter().position(|byte| !is_end(byte)).unwrap_or(0);
     let mut counts = [0; DELIMITERS.len()];
     let mut quoted = false;
-    for byte in line {
-        quoted ^= *byte == b'"';
+    // A quote counts where it begins a field, and behind one that has just closed it.
+    let mut may_open = true;
+    for byte in &text[start..] {
         let at = DELIMITERS.iter().position(|delimiter| delimiter == byte);
-        if let Some(at) = at.filter(|_| !quoted) {
-            counts[at] += 1;
+        match (byte, at) {
+            (b'"', _) if quoted || may_open => {
+                quoted = !quoted;
+                may_open = true;
+            }
+            _ if quoted => {}
+            (byte, _) if is_end(byte) => break,
+            (_, Some(at)) => {
+                counts[at] += 1;
+                may_open = true;
+            }
+            _ => may_open = false,
         }
     }
     // Of equal counts the first.
@@ -447,28 +463,20 @@ fn most_frequent(line: &[u8]) -> u8 {
     DELIMITERS[at.unwrap_or(0)]
 }
 
-/// A reader with the checksum of what it has read.
-struct Summed<R> {
-    from: R,
-    crc: crc32fast::Hasher,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl<R: Read> Read for Summed<R> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let read = self.from.read(to)?;
-        self.crc.update(&to[..read]);
-        Ok(read)
-    }
-}
-
-fn unreadable(file: &DataFile, error: csv::Error) -> InputError {
-    let line = error.position().map_or(1, csv::Position::line);
-    let problem = error.to_string();
-    match error.into_kind() {
-        ErrorKind::Io(source) => InputError::Unreadable {
-            path: file.path().to_path_buf(),
-            source,
-        },
-        _ => Place::line(file.path(), line).wrong(problem),
+    #[test]
+    fn the_first_line_alone_tells_the_delimiter() {
+        for (text, delimiter) in [
+            ("genres\nAction|Comedy\nDrama|War\n", b','),
+            ("diag\",price\n\"a;b\",3\n", b','),
+            ("\n\na;\"b,\n,,\"\"|,\";c\n", b';'),
+            ("\u{feff}a\tb\n", b'\t'),
+            ("", b','),
+        ] {
+            assert_eq!(most_frequent(text.as_bytes()), delimiter, "{text:?}");
+        }
     }
 }

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shared_proto::job::MissingLabel;
 
-use crate::columns::table::{Gaps, Rows};
+use crate::columns::header::Gaps;
+use crate::columns::table::Rows;
 use crate::columns::texts::Texts;
 use crate::dataset::Dataset;
 use crate::error::InputError;
@@ -108,7 +109,7 @@ impl Source for LibSvm {
             known: known.cloned(),
             width,
             sparse,
-            labels: Labels::of(setup.settings.target, true),
+            labels: Labels::of(setup.settings, true),
             lowest: None,
             highest: None,
         };
@@ -157,9 +158,9 @@ impl Format for Seen {
     fn learn(&mut self, samples: &Samples, subset: Subset) -> Result<(), InputError> {
         let lowest = samples.indices.iter().min().copied();
         self.lowest = [self.lowest, lowest].into_iter().flatten().min();
-        if let Subset::Training(_) = subset {
+        if let Subset::Training(training) = subset {
             self.highest = self.highest.max(samples.indices.iter().max().copied());
-            self.labels.note(&samples.labels);
+            self.labels.note(&samples.labels, training);
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The sources that ship.
 
+pub(crate) mod batches;
 pub(crate) mod cifar;
 mod classes;
 pub(crate) mod clicks;
@@ -13,7 +14,6 @@ pub(crate) mod npy;
 pub(crate) mod parquet;
 mod pictures;
 pub(crate) mod random;
-
 pub(crate) mod survey;
 mod tabular;
 mod weighted;

@@ -4,7 +4,8 @@
 //! `tabular` tells what becomes of the columns. A list can be a column of ids; a structure is refused, unless the job ignores it. Files may be
 //! compressed with Snappy, gzip, LZ4, Zstandard or Brotli. The columns in which pandas keeps the index of a frame are left out.
 
-use std::cell::Cell;
+mod cells;
+
 use std::io::BufReader;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -12,30 +13,22 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 use bytes::Bytes;
-use half::f16;
-use parquet::basic::{ConvertedType, LogicalType, TimeUnit};
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
-use parquet::data_type::{AsBytes, DataType};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
-use parquet::schema::types::ColumnDescriptor;
 
+use self::cells::{ColumnWriter, Meaning};
 use super::survey::{self, ColumnSurvey};
 use super::tabular;
-use crate::columns::date;
-use crate::columns::table::{Header, LabelColumn, Numbers, Rows, Table};
-use crate::columns::value::Value;
+use crate::columns::header::{Header, LabelColumn, pandas_index, unfit};
+use crate::columns::table::{Numbers, Rows, Table};
 use crate::dataset::Dataset;
 use crate::error::InputError;
-use crate::files::{DataFile, Reader};
+use crate::files::{self, DataFile, Reader};
 use crate::place::{Place, Unit};
 use crate::reading::chunks::{Chunk, Chunks};
 use crate::reading::parts;
 use crate::source::{DataSetup, Source};
-
-/// The rows of a column that are read at once.
-const ROWS: usize = 1 << 12;
 
 /// The most elements of all lists of a row group.
 const MOST_ELEMENTS: i64 = 1 << 26;
@@ -58,7 +51,9 @@ impl Source for Parquet {
 /// # Errors
 /// If the files cannot be read.
 pub(crate) fn survey(setup: &DataSetup) -> Result<Vec<ColumnSurvey>, InputError> {
-    survey::survey(setup, ParquetFiles::open)
+    survey::survey(setup, |setup, labels| {
+        ParquetFiles::open(setup, &files::matching(setup.dir()?)?, labels)
+    })
 }
 
 /// Returns the cells of these columns of all samples to predict, as texts.
@@ -145,13 +140,7 @@ impl ParquetFiles {
             };
             first += u64::from(samples);
             if self.header.skips_unlabelled() {
-                let table = self.table_of(&file, opened, &new)?;
-                let labels = table.labels();
-                let has_label = |sample: &u32| {
-                    let text = labels.samples[*sample as usize];
-                    !labels.texts[text as usize].0.is_empty()
-                };
-                new.labelled = Some((0..samples).filter(has_label).collect());
+                new.labelled = Some(self.table_of(&file, opened, &new)?.labelled());
             }
             let samples = new
                 .labelled
@@ -202,6 +191,10 @@ impl Chunks for ParquetFiles {
     type Raw = Table;
     type Parsed = Table;
 
+    fn decodes_whole(&self) -> bool {
+        !self.header.has_ids()
+    }
+
     fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
@@ -212,15 +205,16 @@ impl Chunks for ParquetFiles {
         safely(file, || {
             let opened = open(file, group.bytes.clone())?;
             let table = self.table_of(file, &opened, group)?;
-            Ok(match &group.labelled {
-                Some(samples) => table.select(samples),
-                None => table,
-            })
+            Ok(table.selected(group.labelled.as_deref()))
         })
     }
 
     fn parse(&self, table: &Table, samples: &[u32]) -> Result<Table, InputError> {
         Ok(table.select(samples))
+    }
+
+    fn parse_all(&self, table: Table, _: &[u32]) -> Result<Table, InputError> {
+        Ok(table)
     }
 
     fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
@@ -232,7 +226,7 @@ impl Chunks for ParquetFiles {
 
 thread_local! {
     /// True while a panic of this thread becomes an error of a file.
-    static IS_READING: Cell<bool> = const { Cell::new(false) };
+    static IS_READING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Leaves panics that become errors out of the log.
@@ -309,11 +303,14 @@ fn header_of(
     let schema = opened.metadata().file_metadata().schema_descr();
     let fields = schema.root_schema().get_fields();
     let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
-    let indices = pandas_index(opened);
+    let metadata = opened.metadata().file_metadata().key_value_metadata();
+    let mut metadata = metadata.into_iter().flatten();
+    let pandas = metadata.find(|pair| pair.key == "pandas");
+    let pandas = pandas.and_then(|pair| pair.value.as_deref());
+    let indices = pandas.map_or_else(Vec::new, pandas_index);
     let indices: Vec<&str> = indices.iter().map(String::as_str).collect();
     let fitted = setup.purpose.fitted();
     let known = fitted.map(|fitted| |name: &str| fitted.has_column(name));
-    let known = known.as_ref().map(|known| known as &dyn Fn(&str) -> bool);
     let (file, settings) = (path.into(), setup.settings);
     let mut header = Header::new(&file, Unit::Row, &names, &indices, settings, known, labels)?;
     let wrong = |column: usize, problem: &str| {
@@ -346,26 +343,6 @@ fn header_of(
         }
     }
     Ok(header)
-}
-
-/// Returns the columns that pandas wrote for the index of its frame, by what it says in the file's metadata.
-fn pandas_index(opened: &SerializedFileReader<DataFile>) -> Vec<String> {
-    let metadata = opened.metadata().file_metadata().key_value_metadata();
-    let pandas = metadata
-        .into_iter()
-        .flatten()
-        .find(|pair| pair.key == "pandas");
-    let pandas = pandas.and_then(|pair| pair.value.as_deref());
-    let pandas: Option<serde_json::Value> = pandas.and_then(|text| serde_json::from_str(text).ok());
-    let columns = pandas
-        .as_ref()
-        .and_then(|pandas| pandas["index_columns"].as_array());
-    // A range is an object, and has no column.
-    let names = columns
-        .into_iter()
-        .flatten()
-        .filter_map(|column| column.as_str());
-    names.map(str::to_owned).collect()
 }
 
 /// Reads the cells of a row group.
@@ -412,232 +389,9 @@ fn read_group(
     Ok(())
 }
 
-/// Returns the problem of a column, with the line of a job that leaves it out.
-fn unfit(name: &str, problem: &str) -> String {
-    format!(
-        "column {name:?} {problem}; leave it out with this line in [data.columns]: {name:?} = {{ type = \"ignore\" }}"
-    )
-}
-
 fn damaged(path: &Path, problem: &str) -> InputError {
     InputError::Invalid(format!(
         "{} cannot be read as Parquet: {problem}; get the file again, or write it anew",
         path.display()
     ))
-}
-
-/// The meaning of a column's numbers.
-#[derive(Clone, Copy)]
-enum Meaning {
-    /// Numbers, or texts.
-    Plain,
-    Unsigned,
-    /// Decimal fractions, with so many digits behind the point.
-    Decimal(i32),
-    /// Days since 1970.
-    Days,
-    /// A time since the beginning of 1970, in units of so many nanoseconds.
-    Time(i128),
-    Half,
-}
-
-impl Meaning {
-    fn of(column: &ColumnDescriptor) -> Self {
-        let (millis, micros, nanos) = (1_000_000, 1000, 1);
-        match (column.logical_type_ref(), column.converted_type()) {
-            (Some(LogicalType::Timestamp(time)), _) => Self::Time(match time.unit {
-                TimeUnit::MILLIS => millis,
-                TimeUnit::MICROS => micros,
-                TimeUnit::NANOS => nanos,
-            }),
-            (Some(LogicalType::Date), _) | (None, ConvertedType::DATE) => Self::Days,
-            (Some(LogicalType::Float16), _) => Self::Half,
-            (Some(LogicalType::Decimal(_)), _) | (None, ConvertedType::DECIMAL) => {
-                Self::Decimal(column.type_scale())
-            }
-            (Some(LogicalType::Integer(integer)), _) if !integer.is_signed => Self::Unsigned,
-            (None, ConvertedType::TIMESTAMP_MILLIS) => Self::Time(millis),
-            (None, ConvertedType::TIMESTAMP_MICROS) => Self::Time(micros),
-            (
-                _,
-                ConvertedType::UINT_8
-                | ConvertedType::UINT_16
-                | ConvertedType::UINT_32
-                | ConvertedType::UINT_64,
-            ) => Self::Unsigned,
-            _ => Self::Plain,
-        }
-    }
-
-    fn of_integer(self, number: i64, unsigned: u64) -> Value<'static> {
-        match self {
-            Self::Plain | Self::Half => Value::Integer(number.into()),
-            Self::Unsigned => Value::Integer(unsigned.into()),
-            Self::Decimal(scale) => Value::Decimal {
-                unscaled: number.into(),
-                scale,
-            },
-            Self::Days => Value::Days(number as f64),
-            Self::Time(unit) => Value::Days(date::days_of(i128::from(number) * unit)),
-        }
-    }
-
-    /// Returns the value of bytes: a text, a decimal fraction or a number of half precision.
-    fn of_bytes(self, bytes: &[u8]) -> Option<Value<'_>> {
-        match (self, bytes) {
-            (Self::Half, [low, high]) => {
-                let half = f16::from_le_bytes([*low, *high]);
-                Some(Value::Single(half.to_f32()))
-            }
-            (Self::Decimal(scale), [first, ..]) if bytes.len() <= 16 => {
-                let sign = if *first < 128 { 0 } else { -1 };
-                let unscaled = bytes
-                    .iter()
-                    .fold(sign, |n: i128, byte| n << 8 | i128::from(*byte));
-                Some(Value::Decimal { unscaled, scale })
-            }
-            (Self::Plain, text) => std::str::from_utf8(text).ok().map(Value::Text),
-            _ => None,
-        }
-    }
-}
-
-/// The cells of a column, on their way from the file into the table.
-struct ColumnWriter<'a> {
-    is_list: bool,
-    table: &'a mut Table,
-    column: usize,
-    name: &'a str,
-    meaning: Meaning,
-    /// A cell with a lower definition level is absent.
-    nulls_below: i16,
-    /// The rows of the group that have been read.
-    read: u32,
-    /// The rows that the group promises.
-    count: u32,
-}
-
-impl ColumnWriter<'_> {
-    fn read(&mut self, reader: ColumnReader) -> Result<(), InputError> {
-        let meaning = self.meaning;
-        let integer = |signed, unsigned| Some(meaning.of_integer(signed, unsigned));
-        match reader {
-            ColumnReader::BoolColumnReader(reader) => {
-                self.each(reader, |value| Some(Value::Boolean(*value)))
-            }
-            ColumnReader::Int32ColumnReader(reader) => self.each(reader, |value| {
-                integer((*value).into(), (*value as u32).into())
-            }),
-            ColumnReader::Int64ColumnReader(reader) => {
-                self.each(reader, |value| integer(*value, *value as u64))
-            }
-            ColumnReader::Int96ColumnReader(reader) => self.each(reader, |value| {
-                // Times of old files; milliseconds do not overflow.
-                let nanoseconds = i128::from(value.to_millis()) * 1_000_000;
-                Some(Value::Days(date::days_of(nanoseconds)))
-            }),
-            ColumnReader::FloatColumnReader(reader) => {
-                self.each(reader, |value| Some(Value::Single(*value)))
-            }
-            ColumnReader::DoubleColumnReader(reader) => {
-                self.each(reader, |value| Some(Value::Double(*value)))
-            }
-            ColumnReader::ByteArrayColumnReader(reader) => {
-                self.each(reader, |value| meaning.of_bytes(value.as_bytes()))
-            }
-            ColumnReader::FixedLenByteArrayColumnReader(reader) => {
-                self.each(reader, |value| meaning.of_bytes(value.as_bytes()))
-            }
-        }
-    }
-
-    /// Hands each cell to the table; `value` returns none for bytes that are neither a text nor a number.
-    fn each<T: DataType>(
-        &mut self,
-        mut reader: ColumnReaderImpl<T>,
-        value: impl for<'v> Fn(&'v T::T) -> Option<Value<'v>>,
-    ) -> Result<(), InputError> {
-        if self.is_list {
-            return self.each_list(reader, value);
-        }
-        let (mut levels, mut values) = (Vec::new(), Vec::new());
-        loop {
-            levels.clear();
-            values.clear();
-            let read = reader.read_records(ROWS, Some(&mut levels), None, &mut values);
-            let (rows, _, _) =
-                read.map_err(|error| self.wrong(&format!("cannot be read ({error})")))?;
-            if rows == 0 {
-                return Ok(());
-            }
-            // A few bytes can stand for any number of rows.
-            if rows > (self.count - self.read) as usize {
-                return Err(self.wrong("has more rows than the file promises"));
-            }
-            let mut present = values.iter();
-            for row in 0..rows {
-                let absent = levels
-                    .get(row)
-                    .is_some_and(|level| *level < self.nulls_below);
-                let cell = match if absent { None } else { present.next() } {
-                    Some(cell) => value(cell).ok_or_else(|| {
-                        self.wrong("has bytes that are neither text nor a number")
-                    })?,
-                    None => Value::Missing,
-                };
-                self.read += 1;
-                self.table.push(self.column, cell)?;
-            }
-        }
-    }
-
-    /// Hands the elements of each list to the table.
-    fn each_list<T: DataType>(
-        &mut self,
-        mut reader: ColumnReaderImpl<T>,
-        value: impl for<'v> Fn(&'v T::T) -> Option<Value<'v>>,
-    ) -> Result<(), InputError> {
-        let (mut levels, mut starts, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        loop {
-            levels.clear();
-            starts.clear();
-            values.clear();
-            let read = reader.read_records(ROWS, Some(&mut levels), Some(&mut starts), &mut values);
-            let (rows, _, count) =
-                read.map_err(|error| self.wrong(&format!("cannot be read ({error})")))?;
-            if rows == 0 {
-                return Ok(());
-            }
-            if rows > (self.count - self.read) as usize || starts.first() != Some(&0) {
-                return Err(self.wrong("has other rows than the file promises"));
-            }
-            let mut present = values.iter();
-            for at in 0..count.min(levels.len()).min(starts.len()) {
-                // A level of 0 begins a list, and so ends the one before. Of an empty list and of one that is missing, and for a missing element,
-                // there is no value.
-                if starts[at] == 0 && at > 0 {
-                    self.end_list();
-                }
-                if levels[at] == self.nulls_below
-                    && let Some(cell) = present.next()
-                {
-                    let cell = value(cell).ok_or_else(|| {
-                        self.wrong("has bytes that are neither text nor a number")
-                    })?;
-                    self.table.push_element(self.column, cell)?;
-                }
-            }
-            self.end_list();
-        }
-    }
-
-    fn end_list(&mut self) {
-        self.table.end_list(self.column);
-        self.read += 1;
-    }
-
-    fn wrong(&self, problem: &str) -> InputError {
-        let place = self.table.place(self.read as usize);
-        place.wrong(unfit(self.name, problem))
-    }
 }

@@ -1,16 +1,15 @@
 //! A survey of the columns of a table: types, gaps, ranges and examples.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use shared_proto::job::{ColumnType, Data, Missing, MissingRule, Transform};
 
+use crate::columns::cell::{Cell, key};
 use crate::columns::date;
-use crate::columns::table::{Cells, LabelColumn, Table};
+use crate::columns::header::LabelColumn;
+use crate::columns::table::{Cells, Table};
 use crate::columns::texts::Texts;
-use crate::columns::value::{Value, key};
 use crate::error::InputError;
-use crate::files;
 use crate::reading::chunks::Chunks;
 use crate::source::{DataSetup, Purpose};
 
@@ -73,13 +72,13 @@ struct Seen {
     is_list: bool,
 }
 
-/// Looks at the first rows of a table; `cut` opens files of its format.
+/// Looks at the first rows of a table, which `cut` opens.
 ///
 /// # Errors
 /// Those of `cut`, or if the table has structures.
 pub(crate) fn survey<C: Chunks<Parsed = Table>>(
     setup: &DataSetup,
-    cut: impl Fn(&DataSetup, &[PathBuf], LabelColumn) -> Result<C, InputError>,
+    cut: impl Fn(&DataSetup, LabelColumn) -> Result<C, InputError>,
 ) -> Result<Vec<ColumnSurvey>, InputError> {
     let settings = Data {
         columns: BTreeMap::new(),
@@ -90,7 +89,7 @@ pub(crate) fn survey<C: Chunks<Parsed = Table>>(
         purpose: Purpose::Training,
         ..*setup
     };
-    let files = cut(&setup, &files::matching(setup.dir()?)?, LabelColumn::Survey)?;
+    let files = cut(&setup, LabelColumn::Survey)?;
     let mut columns: Vec<(String, Seen)> = Vec::new();
     let mut rows = 0;
     for chunk in 0..files.chunks().len() {
@@ -142,7 +141,7 @@ impl Seen {
 
     fn finish(self, name: String, rows: u64) -> ColumnSurvey {
         let texts = || self.counts.keys().filter(|text| !text.is_empty());
-        let number = |text: &String| Value::Text(text).number();
+        let number = |text: &String| Cell::Text(text).number();
         let all = |is: &dyn Fn(&String) -> bool| texts().next().is_some() && texts().all(is);
         let is_written_as_date = |text: &String| date::days(text).is_some();
         let format = match self.is_list || texts().next().is_none() || all(&is_written_as_date) {
@@ -246,7 +245,7 @@ impl ColumnSurvey {
 pub(crate) fn with_all_lines<C: Chunks<Parsed = Table>>(
     error: InputError,
     setup: &DataSetup,
-    cut: impl Fn(&DataSetup, &[PathBuf], LabelColumn) -> Result<C, InputError>,
+    cut: impl Fn(&DataSetup, LabelColumn) -> Result<C, InputError>,
 ) -> InputError {
     if !error.to_string().contains("[data.columns]") {
         return error;

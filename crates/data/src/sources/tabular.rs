@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use shared_proto::job::{ColumnType, Data};
 
 use super::survey::with_all_lines;
-use crate::columns::table::{Cells, LABEL, LabelColumn, Table};
+use crate::columns::header::{LABEL, LabelColumn};
+use crate::columns::table::{Cells, Table};
 use crate::dataset::Dataset;
 use crate::error::InputError;
 use crate::features::fitted::Fitted;
@@ -44,7 +45,7 @@ pub(crate) fn open<C: Chunks<Parsed = Table>>(
             place,
         })
     };
-    let known = match setup.purpose {
+    match setup.purpose {
         Purpose::Prediction(fitted) => {
             let paths = files::matching(place)?;
             for path in &paths {
@@ -65,9 +66,8 @@ pub(crate) fn open<C: Chunks<Parsed = Table>>(
             let files = all(&paths, LabelColumn::Read)?;
             return files.open_all(setup, labelled(fitted.clone()), fitted);
         }
-        Purpose::Evaluation(fitted) => Some(fitted.clone()),
-        Purpose::Training => None,
-    };
+        Purpose::Evaluation(_) | Purpose::Training => {}
+    }
     let (train, test) = find(place, extension)?;
     let test = test.map(|test| cut(&[test], LabelColumn::Read));
     let files = Files {
@@ -75,22 +75,48 @@ pub(crate) fn open<C: Chunks<Parsed = Table>>(
         evaluation: test.transpose()?,
         place: train.first().map_or(place, PathBuf::as_path),
     };
-    let columns = Columns {
-        known,
-        labels: Labels::of(setup.settings.target, false),
-        fitting: Fitting::default(),
-    };
-    let opened = files.open(setup, HeldOut::Random, columns);
+    let opened = files.open(setup, HeldOut::Random, Columns::of(setup));
     opened.map_err(|error| match setup.purpose {
-        Purpose::Training => with_all_lines(error, setup, |_, paths, labels| cut(paths, labels)),
+        Purpose::Training => with_all_lines(error, setup, |_, labels| {
+            cut(&files::matching(place)?, labels)
+        }),
         _ => error,
     })
+}
+
+/// Opens a data set of rows that are in no file; `cut` returns them.
+///
+/// # Errors
+/// Those of `cut`, and of labels that do not fit.
+pub(crate) fn open_rows<C: Chunks<Parsed = Table>>(
+    setup: &DataSetup,
+    place: &Path,
+    cut: impl Fn(&DataSetup, LabelColumn) -> Result<C, InputError>,
+) -> Result<Dataset, InputError> {
+    let labels = match setup.purpose {
+        Purpose::Prediction(_) => LabelColumn::LeftOut,
+        _ => LabelColumn::Read,
+    };
+    let files = Files {
+        training: cut(setup, labels)?,
+        evaluation: None,
+        place,
+    };
+    match setup.purpose {
+        Purpose::Prediction(fitted) => files.open_all(setup, unlabelled(fitted.clone()), fitted),
+        Purpose::EvaluationOfAll(fitted) => files.open_all(setup, labelled(fitted.clone()), fitted),
+        Purpose::Evaluation(_) => files.open(setup, HeldOut::Random, Columns::of(setup)),
+        Purpose::Training => {
+            let opened = files.open(setup, HeldOut::Random, Columns::of(setup));
+            opened.map_err(|error| with_all_lines(error, setup, cut))
+        }
+    }
 }
 
 /// Returns the cells of these columns of all samples to predict, as texts.
 ///
 /// # Errors
-/// Those of `cut`, or if a column is not there or has dates.
+/// Those of `cut`, or if a column is not there.
 pub(crate) fn texts<C: Chunks<Parsed = Table>>(
     setup: &DataSetup,
     names: &[String],
@@ -139,6 +165,16 @@ struct Columns {
     fitting: Fitting,
 }
 
+impl Columns {
+    fn of(setup: &DataSetup) -> Self {
+        Self {
+            known: setup.purpose.fitted().cloned(),
+            labels: Labels::of(setup.settings, false),
+            fitting: Fitting::default(),
+        }
+    }
+}
+
 impl Format for Columns {
     type Parsed = Table;
 
@@ -148,7 +184,7 @@ impl Format for Columns {
 
     fn learn(&mut self, table: &Table, subset: Subset) -> Result<(), InputError> {
         if let Subset::Training(samples) = subset {
-            self.labels.note(table.labels());
+            self.labels.note(table.labels(), samples);
             self.fitting.add(table, samples);
         }
         Ok(())
@@ -197,7 +233,7 @@ impl UnknownCategories {
 }
 
 /// Returns how tables without labels are decoded.
-fn unlabelled(fitted: Fitted) -> Decode<Table> {
+pub(crate) fn unlabelled(fitted: Fitted) -> Decode<Table> {
     let unknown = UnknownCategories::default();
     Arc::new(move |table: Table| {
         unknown.warn(&fitted, &table);

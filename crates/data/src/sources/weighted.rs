@@ -63,7 +63,7 @@ fn class_of(label: &str, fitted: Option<&Fitted>) -> Option<u32> {
     match fitted.map(|fitted| &fitted.target) {
         Some(Target::Class { numbers, .. }) => numbers.get(label).copied(),
         Some(Target::Binary { values }) => values.get(label).map(|value| *value as u32),
-        Some(Target::Number {}) => None,
+        Some(Target::Number { .. }) => None,
         None => label.parse().ok(),
     }
 }

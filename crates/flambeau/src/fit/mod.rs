@@ -143,8 +143,10 @@ impl Trainer {
 
     /// Trains on the data of this source.
     #[must_use]
-    pub fn source<S: Source>(self) -> Self {
-        self.data(S::open)
+    pub fn source<S: Source>(mut self) -> Self {
+        self.registry = self.registry.data::<S>(OWN_DATA);
+        self.job.data.kind = OWN_DATA.to_owned();
+        self
     }
 
     /// Trains on the first samples, and evaluates on the second ones.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
-use worker::input::{Column, InMemory};
-use worker::local::{Evaluated, evaluate_trained};
-use worker::predict::values;
+use worker::input::{Column, InMemory, RowBatch};
+use worker::local::{Evaluated, Trained, evaluate_trained};
+use worker::predict::{values, values_of_rows};
 use worker::registry::Registry;
 use worker::replica::ReplicaError;
 
@@ -57,16 +57,10 @@ impl<'a> TrainedModel<'a> {
     /// # Errors
     /// If the data or the model cannot be used, or if the model has tables and these are the best weights.
     pub fn evaluate(&self) -> Result<BTreeMap<String, f64>, CommandError> {
-        let Self {
-            finished,
-            registry,
-            device,
-        } = self;
-        Ok(outside_of_runtimes(|| {
-            let trained = finished.trained();
-            evaluate_trained(&trained, registry, device, Evaluated::HeldOut)
+        self.compute(|trained, registry, device| {
+            evaluate_trained(trained, registry, device, Evaluated::HeldOut)
                 .map(|(metrics, _)| metrics)
-        })?)
+        })
     }
 
     /// Returns the model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns are
@@ -79,6 +73,15 @@ impl<'a> TrainedModel<'a> {
         self.outputs(Some(samples))
     }
 
+    /// Returns the model's outputs for each of these rows, as [`predict`](Self::predict) does. The rows have the columns of the training
+    /// data, as its files or record batches have them. The label may be missing, and the data of the training is not needed.
+    ///
+    /// # Errors
+    /// If a row does not fit the columns of the training, if the training data had no columns, or if the model cannot be used.
+    pub fn predict_rows(&self, rows: impl RowBatch) -> Result<Vec<Vec<f32>>, CommandError> {
+        self.compute(|trained, registry, device| values_of_rows(trained, registry, device, rows))
+    }
+
     /// Returns the model's outputs for each held-out sample, as [`predict`](Self::predict) does.
     ///
     /// # Errors
@@ -88,13 +91,21 @@ impl<'a> TrainedModel<'a> {
     }
 
     fn outputs(&self, samples: Option<InMemory>) -> Result<Vec<Vec<f32>>, CommandError> {
+        self.compute(|trained, registry, device| values(trained, registry, device, samples))
+    }
+
+    /// Calls a function that computes with the weights.
+    fn compute<T: Send>(
+        &self,
+        compute: impl FnOnce(&Trained, &Registry, &Device) -> Result<T, ReplicaError> + Send,
+    ) -> Result<T, CommandError> {
         let Self {
             finished,
             registry,
             device,
         } = self;
         Ok(outside_of_runtimes(|| {
-            values(&finished.trained(), registry, device, samples)
+            compute(&finished.trained(), registry, device)
         })?)
     }
 

@@ -13,6 +13,9 @@ use crate::replicas::share;
 use crate::simd::Element;
 use crate::storage::{check_float, computed_here, elements, with_type};
 
+/// The name of a tensor that the `VarBuilder` of a [`BatchNorm`] has if nothing may change the layer's running statistics.
+pub const FROZEN_STATISTICS: &str = "frozen_statistics";
+
 /// How a [`BatchNorm`] computes. The default is PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNormConfig {
@@ -43,6 +46,8 @@ pub struct BatchNorm {
     running: RunningStatistics,
     /// The variables of the mean and the variance, as the model was given them.
     variables: [Tensor; 2],
+    /// True if the running statistics stay as they are.
+    is_frozen: bool,
     config: BatchNormConfig,
 }
 
@@ -58,6 +63,8 @@ pub struct RunningStatistics {
 impl BatchNorm {
     /// Asks `vars` for `weight`, `bias`, `running_mean` and `running_var`, initially 1, 0, 0 and 1.
     ///
+    /// The running statistics stay as they are if `vars` has [`FROZEN_STATISTICS`], or gives tensors that are no variables.
+    ///
     /// # Errors
     /// Those of `vars`.
     pub fn new(channels: usize, config: BatchNormConfig, vars: VarBuilder) -> Result<Self> {
@@ -70,6 +77,8 @@ impl BatchNorm {
                 mean: variables[0].detach(),
                 variance: variables[1].detach(),
             },
+            is_frozen: vars.contains_tensor(FROZEN_STATISTICS)
+                || !variables.iter().any(Tensor::is_variable),
             variables,
             config,
         })
@@ -84,7 +93,7 @@ impl BatchNorm {
     pub fn forward(&self, inputs: &Tensor, training: bool) -> Result<Tensor> {
         let size = self.check(inputs)?;
         let has_no_variance = inputs.dim(0)? * size == 1 && share().is_none();
-        if !training || self.is_frozen() || has_no_variance {
+        if !training || self.is_frozen || has_no_variance {
             return self.evaluate(inputs);
         }
         let (normal, statistics) = self.train(inputs)?;
@@ -165,11 +174,6 @@ impl BatchNorm {
         let statistics = (numbers(mean)?, &*numbers(variance)?);
         let layer = self.normalize(size, statistics, Origin::Earlier);
         apply_layer(layer, inputs, &self.weight, &self.bias)
-    }
-
-    /// Returns whether the running statistics stay as they are.
-    fn is_frozen(&self) -> bool {
-        !self.variables.iter().any(Tensor::is_variable)
     }
 
     fn normalize(&self, size: usize, statistics: (Vec<f64>, &[f64]), origin: Origin) -> Normalize {

@@ -11,7 +11,7 @@ mod row;
 
 use crate::simd::{BLOCK, Element};
 
-pub use batch::{BatchNorm, BatchNormConfig, RunningStatistics};
+pub use batch::{BatchNorm, BatchNormConfig, FROZEN_STATISTICS, RunningStatistics};
 pub use row::{GroupNorm, LayerNorm};
 
 /// Returns the mean, and the sum of the squared deviations from it.

@@ -235,6 +235,7 @@ impl Part {
             epoch,
             version: self.version.of(0),
             average: self.average,
+            look_ahead: epoch.is_multiple_of(2),
             ids: match &self.values {
                 Values::Rows { ids, .. } => ids_to_bytes(ids),
                 _ if self.is_of_table() => ids_to_bytes(&IDS),

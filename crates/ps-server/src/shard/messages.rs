@@ -69,7 +69,8 @@ impl Shard {
                 let began = Instant::now();
                 let applied = block.apply(&origin, view, &gradient, based_on, store.rule(id));
                 let applied = applied.map_err(|lost| self.lose(&store.map.describe(id), lost))?;
-                self.counters.applied(began.elapsed(), applied.staleness);
+                self.counters
+                    .applied(began.elapsed(), applied.staleness, applied.factor);
                 if !block.is_finite() {
                     store.found_non_finite(id);
                 }
@@ -166,16 +167,18 @@ impl Shard {
                 return Err(not_initialized(&store.map.describe(id)));
             }
             let rule = store.rule(id);
-            // The version that the asker holds is one of weights.
+            // The version that the asker holds is one of values like those that it asks for. Averages have none.
             let table = store.map.table(id)?;
-            let is_average = want.average && rule.has_averages();
+            let is_average = want.average && block.has_averages(rule);
             let held = (wanted.epoch, wanted.version);
             if table.is_none() && !is_average && held == (version.epoch, version.version) {
                 self.counters.unchanged.increment(1);
                 weights.unchanged.push(id.into());
                 continue;
             }
-            let values = block.values(&want, rule);
+            let ahead = want.look_ahead && !is_average;
+            let ahead = ahead.then(|| block.look_ahead(view, rule)).flatten();
+            let values = ahead.map_or_else(|| block.values(&want, rule), Ok);
             let values = values.map_err(|lost| self.lose(&store.map.describe(id), lost))?;
             drop(block);
             let values = values.to(dtype);

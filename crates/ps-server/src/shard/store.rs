@@ -277,6 +277,7 @@ impl Store {
             let id = BlockId::read(wanted.block)?;
             let mut want = Wanted {
                 average: wanted.average,
+                look_ahead: wanted.look_ahead,
                 ids: Vec::new(),
             };
             match self.map.table(id)? {

@@ -155,7 +155,7 @@ impl Shard {
             };
             block.commit(commit, store.rule(id), lowered_to, limit, &mut sum)?;
             if !commit.contributors.is_empty() {
-                self.counters.applied(began.elapsed(), 0);
+                self.counters.applied(began.elapsed(), 0, None);
             }
             if !block.is_finite() {
                 store.found_non_finite(id);

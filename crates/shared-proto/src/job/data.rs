@@ -24,6 +24,9 @@ pub struct Data {
     pub label: String,
     /// CSV, Parquet, LIBSVM: what the labels are.
     pub target: TargetKind,
+    /// CSV, Parquet, LIBSVM: the change of labels that are numbers. Metrics and predictions are in the unit of the labels.
+    #[serde(skip_serializing_if = "is_default")]
+    pub label_transform: LabelTransform,
     /// The share of the samples that is held out for evaluation, where no separate file has them.
     pub held_out: f64,
     /// Batches that a worker prepares ahead of the one that it computes.
@@ -107,6 +110,17 @@ pub enum TargetKind {
     Binary,
     /// A number.
     Number,
+}
+
+/// The change of labels that are numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LabelTransform {
+    /// None.
+    #[default]
+    None,
+    /// Less the mean of the training labels, divided by their standard deviation.
+    Standardise,
 }
 
 /// The type of a column, and how its values become inputs of the model.
@@ -220,6 +234,7 @@ impl Default for Data {
             dir: None,
             label: "label".to_owned(),
             target: TargetKind::Auto,
+            label_transform: LabelTransform::None,
             held_out: 0.2,
             prefetch: 1,
             stream: false,

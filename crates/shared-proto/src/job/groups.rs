@@ -111,6 +111,35 @@ impl Job {
         }
     }
 
+    /// Returns whether workers compute with look-ahead weights of some variables.
+    pub fn looks_ahead(&self) -> bool {
+        let of_group = |group: &Group| group.optimizer(&self.optimizer);
+        let mut of_groups = self.groups.iter().flat_map(of_group);
+        self.strategy.looks_ahead()
+            && (self.optimizer.has_momentum() || of_groups.any(|own| own.has_momentum()))
+    }
+
+    /// Returns whether evaluations measure averages of the weights, and `model.safetensors` holds them.
+    pub fn evaluates_averages(&self) -> bool {
+        self.ema_decay.is_some() || self.averages_last_weights()
+    }
+
+    /// Returns whether servers average the last weights: `strategy.correction.average`. Weights that `l1` sets to 0 are not averaged, because
+    /// the mean would not be 0.
+    pub fn averages_last_weights(&self) -> bool {
+        let of_group = |group: &Group| group.optimizer(&self.optimizer);
+        let mut optimizers = self.groups.iter().flat_map(of_group);
+        let is_sparse = |optimizer: &Optimizer| match optimizer {
+            Optimizer::Ftrl(ftrl) => ftrl.l1 > 0.0,
+            _ => false,
+        };
+        self.strategy.averages()
+            && self.cluster.workers != Some(1)
+            && self.ema_decay.is_none()
+            && !is_sparse(&self.optimizer)
+            && !optimizers.any(|own| is_sparse(&own))
+    }
+
     /// Returns the kind of a variable that a model asks for under this name.
     pub fn kind_of(&self, name: &str) -> VariableKind {
         match self.group_of(name) {
@@ -119,7 +148,20 @@ impl Job {
         }
     }
 
-    /// Returns the number of values that a server keeps beside each element of a variable.
+    /// Returns how many values at most a server keeps of each element of a variable beside those in checkpoints: look-ahead weights and
+    /// averages.
+    pub fn copies_of(&self, name: &str, kind: VariableKind) -> usize {
+        let one_worker = self.cluster.workers == Some(1);
+        if !self.strategy.corrects() || one_worker || !kind.takes_updates() {
+            return 0;
+        }
+        let ahead = kind.is_optimized()
+            && self.strategy.looks_ahead()
+            && self.optimizer_of(name).has_momentum();
+        usize::from(ahead) + usize::from(self.averages_last_weights())
+    }
+
+    /// Returns the number of values that a server keeps beside each element of a variable, and in checkpoints.
     pub fn slots_of(&self, name: &str, kind: VariableKind) -> usize {
         match kind.is_optimized() {
             true => {

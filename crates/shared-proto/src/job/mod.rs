@@ -21,7 +21,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use data::{
-    ColumnType, Data, Missing, MissingLabel, MissingRule, Pictures, TargetKind, Transform,
+    ColumnType, Data, LabelTransform, Missing, MissingLabel, MissingRule, Pictures, TargetKind,
+    Transform,
 };
 pub use error::JobError;
 pub use groups::{Group, matches_pattern};
@@ -30,7 +31,9 @@ pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
-pub use strategy::{BatchNorm, CrossDevice, PipelineSchedule, StageGroups, Strategy, StrategyName};
+pub use strategy::{
+    BatchNorm, Correction, CrossDevice, PipelineSchedule, StageGroups, Strategy, StrategyName,
+};
 pub use table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,

@@ -165,6 +165,17 @@ impl Optimizer {
         })
     }
 
+    /// Returns whether a step depends on the gradients of earlier ones in its direction.
+    pub fn has_momentum(&self) -> bool {
+        match self {
+            Self::Momentum(Momentum { momentum, .. }) | Self::RmsProp(RmsProp { momentum, .. }) => {
+                *momentum > 0.0
+            }
+            Self::Adam(Adam { beta1, .. }) | Self::AdamW(AdamW { beta1, .. }) => *beta1 > 0.0,
+            Self::Sgd(_) | Self::Adagrad(_) | Self::Ftrl(_) => false,
+        }
+    }
+
     /// Returns the name by which it is chosen.
     pub fn name(&self) -> &'static str {
         match self {

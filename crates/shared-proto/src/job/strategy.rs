@@ -50,6 +50,43 @@ pub struct Strategy {
     /// The number of workers of a ring that a step does not wait for; absent: each step waits for all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_workers: Option<u32>,
+    /// What servers do about gradients that were computed with old weights.
+    #[serde(skip_serializing_if = "Correction::is_default")]
+    pub correction: Correction,
+}
+
+/// What servers do, outside sync mode, about gradients that were computed with old weights. Rows of tables stay as they are, as do
+/// the updates of a single worker.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Correction {
+    /// False: each gradient is applied as if it were new.
+    pub enabled: bool,
+    /// The part of the norm of a block's weights by which all updates in flight may move them. A longer step is shortened, but not below
+    /// about its share of a synchronous step.
+    pub step_limit: f64,
+    /// True: workers compute with look-ahead weights, those to which the momentum leads until the gradient arrives.
+    pub look_ahead: bool,
+    /// The part of a pass over the data over which the weights are averaged that evaluations measure and `model.safetensors` holds; at most
+    /// an eighth of the job, and 1,000 updates. 0, or `ema_decay` in the job: no such average.
+    pub average: f64,
+}
+
+impl Default for Correction {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            step_limit: 0.05,
+            look_ahead: true,
+            average: 1.0,
+        }
+    }
+}
+
+impl Correction {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Default for Strategy {
@@ -66,6 +103,21 @@ impl Strategy {
             Mode::Bounded => StalenessBound::Steps(self.staleness),
             Mode::Async => StalenessBound::Unbounded,
         }
+    }
+
+    /// Returns whether workers compute with look-ahead weights of variables whose optimizer has momentum.
+    pub fn looks_ahead(&self) -> bool {
+        self.corrects() && self.correction.look_ahead
+    }
+
+    /// Returns whether servers average the weights for evaluations.
+    pub fn averages(&self) -> bool {
+        self.corrects() && self.correction.average > 0.0
+    }
+
+    /// Returns whether servers correct updates by gradients of old weights.
+    pub fn corrects(&self) -> bool {
+        self.correction.enabled && self.mode != Mode::Sync && !self.name.has_ring()
     }
 
     /// Returns the stage groups of the job's workers.
@@ -131,6 +183,7 @@ struct Written {
     stages: Option<u32>,
     stage_workers: Option<u32>,
     backup_workers: Option<u32>,
+    correction: Correction,
 }
 
 impl Default for Written {
@@ -150,6 +203,7 @@ impl Default for Written {
             stages: None,
             stage_workers: None,
             backup_workers: None,
+            correction: Correction::default(),
         }
     }
 }
@@ -171,6 +225,7 @@ impl From<Written> for Strategy {
             stages,
             stage_workers,
             backup_workers,
+            correction,
         } = written;
         Self {
             mode: mode.unwrap_or(name.usual_mode()),
@@ -187,6 +242,7 @@ impl From<Written> for Strategy {
             stages,
             stage_workers,
             backup_workers,
+            correction,
         }
     }
 }

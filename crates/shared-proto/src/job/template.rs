@@ -25,6 +25,7 @@ kind = "digits"         # digits (part of the program) | mnist | fashion-mnist |
 #: dir = "data/mnist"   # where the files are (docs/data.md): a folder, a file, a pattern of names, or s3://bucket/...
 label = "label"         # csv, parquet: the column with the label
 target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | binary | number
+#: label_transform = "standardise" # labels that are numbers: the model learns them with mean 0 and deviation 1
 held_out = 0.2          # the share of samples held out for evaluation, where they have no file of their own
 prefetch = 1            # batches that a worker reads before it needs them, while it computes
 stream = false          # true: samples stay in their files and are read in each pass (docs/data.md)
@@ -95,6 +96,8 @@ name = "parameter-server" # parameter-server | multi-worker-mirrored | hybrid | 
 mode = "bounded"        # sync | bounded | async; strategies without servers are sync, and need not say it
 staleness = 4           # bounded: steps that a worker may lead the slowest by
 pipeline = 0            # bounded, async: 1: the next step is computed while the gradients of this one travel (docs/strategies.md)
+#: correction = { step_limit = 0.1, look_ahead = true, average = 0.5 } # bounded, async: what servers do about gradients of old
+#:                      # weights (docs/strategies.md); absent: with a limit of 0.05
 wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
 batch_norm = "per-replica" # per-replica | synchronised: whose samples batch normalisation takes mean and variance of;
                         # synchronised: of all replicas of the step (mirrored, central-storage, multi-worker-mirrored)

@@ -242,6 +242,7 @@ impl Job {
         self.validate_buckets()?;
         self.strategy.validate_stages()?;
         self.strategy.validate_pipeline()?;
+        self.strategy.validate_correction()?;
         self.strategy.validate_cross_device()?;
         let cluster = &self.cluster;
         let shards = cluster

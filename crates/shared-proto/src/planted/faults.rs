@@ -191,6 +191,8 @@ faults! {
         SharedReportStream,
         /// A push names versions that arrived after its gradients were computed.
         LaterWeights,
+        /// Gradients of old weights are applied as if they were new.
+        StaleAsNew,
     }
 }
 

@@ -11,8 +11,8 @@ mod batch;
 pub(crate) use assemble::{BatchError, read};
 pub use batch::{Batch, Feature, Ragged};
 pub use data::{
-    BatchColumn, Cifar10, Clicks, Column, ColumnSurvey, Criteo, Csv, DataSetup, Dataset, Digits,
-    Field, Fitted, FittedColumn, Gap, Idx, Images, InMemory, InputError, LibSvm, Looks, Npy, Order,
-    Parquet, Purpose, Random, Rule, Samples, Signature, Source, Target, ValueType, Values,
-    category_id, survey,
+    BatchColumn, Cell, CellWriter, Cifar10, Clicks, Column, ColumnSurvey, Criteo, Csv, DataSetup,
+    Dataset, Digits, Field, Fitted, FittedColumn, Gap, Idx, Images, InMemory, InputError, LibSvm,
+    Looks, Npy, Order, OwnCell, Parquet, Purpose, Random, RowBatch, Rule, Samples, Scale,
+    Signature, Source, TableRows, Target, ValueType, Values, category_id, open_batches, survey,
 };

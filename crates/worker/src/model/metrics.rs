@@ -9,7 +9,7 @@ use super::loss::Loss;
 use super::metric::Metric;
 use super::pairs::{Pairs, auc, calibration, f1};
 use super::scores::Scores;
-use crate::input::{Batch, InputError};
+use crate::input::{Batch, InputError, Scale};
 
 /// Metrics of an evaluation, by name; `loss` is always there.
 pub type Metrics = BTreeMap<String, f64>;
@@ -90,13 +90,18 @@ impl Name {
         }
     }
 
-    /// Returns an accumulator of this metric.
-    pub(super) fn metric(self, loss: Loss) -> Box<dyn Metric> {
+    /// Returns an accumulator of this metric, for a target that was changed by `scale`.
+    pub(super) fn metric(self, loss: Loss, scale: Option<Scale>) -> Box<dyn Metric> {
+        let unit = match self {
+            Self::Rmse | Self::Mae => scale.map_or(1.0, |scale| scale.deviation),
+            _ => 1.0,
+        };
         let mean = |of: fn(&Scores, usize) -> f64, root| -> Box<dyn Metric> {
             Box::new(Mean {
                 loss,
                 of,
                 root,
+                unit,
                 sum: 0.0,
                 weight: 0.0,
             })
@@ -143,6 +148,8 @@ struct Mean {
     loss: Loss,
     of: fn(&Scores, usize) -> f64,
     root: bool,
+    /// The result is in multiples of this number.
+    unit: f64,
     sum: f64,
     weight: f64,
 }
@@ -159,7 +166,7 @@ impl Metric for Mean {
 
     fn value(&mut self) -> f64 {
         let mean = self.sum / self.weight;
-        if self.root { mean.sqrt() } else { mean }
+        self.unit * if self.root { mean.sqrt() } else { mean }
     }
 }
 
@@ -224,7 +231,7 @@ mod tests {
     const CLASSES: Loss = Loss::CrossEntropy { smoothing: 0.0 };
 
     fn measure(name: Name, loss: Loss, batches: &[Batch], outputs: &[Tensor]) -> f64 {
-        let mut metric = name.metric(loss);
+        let mut metric = name.metric(loss, None);
         for (batch, outputs) in batches.iter().zip(outputs) {
             metric.add(outputs, batch).unwrap();
         }
@@ -270,6 +277,65 @@ mod tests {
         assert!((of(Name::LogLoss) - expected / 7.0).abs() < 1e-9);
         let predicted: f64 = logits.iter().map(|l| probability(*l)).sum();
         assert!((of(Name::Calibration) - predicted / 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn weighted_losses_and_metrics_are_those_of_pytorch_and_scikit_learn() {
+        const VECTORS: &str = include_str!("../../tests/vectors/weighted.json");
+        let vectors: serde_json::Value = serde_json::from_str(VECTORS).unwrap();
+        let numbers = |value: &serde_json::Value| -> Vec<f32> {
+            let numbers = value.as_array().unwrap().iter();
+            numbers.map(|n| n.as_f64().unwrap() as f32).collect()
+        };
+        for (name, loss) in [
+            ("cross-entropy", CLASSES),
+            ("binary-cross-entropy", BINARY),
+            ("mean-squared-error", Loss::MeanSquaredError),
+            ("mean-absolute-error", Loss::MeanAbsoluteError),
+        ] {
+            let case = &vectors[name];
+            let targets = numbers(&case["targets"]);
+            let (samples, outputs) = (targets.len(), numbers(&case["outputs"]));
+            let target = Tensor::new(targets, &Cpu).unwrap();
+            let target = match loss {
+                Loss::CrossEntropy { .. } => target.to_dtype(DType::U32).unwrap(),
+                _ => target,
+            };
+            let weights = Tensor::new(numbers(&case["weights"]), &Cpu).unwrap();
+            let batch = Batch::of(samples)
+                .with_target("y", target)
+                .with_weights(weights);
+            let shape = (samples, outputs.len() / samples);
+            let outputs = Tensor::new(outputs, &Cpu).unwrap().reshape(shape).unwrap();
+            let outputs = candle_core::Var::from_tensor(&outputs).unwrap();
+            let value = loss.of(&outputs, &batch).unwrap();
+            let expected = case["loss"].as_f64().unwrap();
+            let found = f64::from(value.to_scalar::<f32>().unwrap());
+            assert!(
+                (found - expected).abs() < 1e-6,
+                "{name}: {found} {expected}"
+            );
+            let gradients = value.backward().unwrap();
+            let gradient = gradients.get(&outputs).unwrap().flatten_all().unwrap();
+            let gradient = gradient.to_vec1::<f32>().unwrap();
+            for (found, expected) in gradient.iter().zip(numbers(&case["gradient"])) {
+                assert!((found - expected).abs() < 1e-6, "{name}: {gradient:?}");
+            }
+            for (metric, expected) in case["metrics"].as_object().unwrap() {
+                let measured = Name::read(metric, loss, shape.1).unwrap();
+                let found = measure(
+                    measured,
+                    loss,
+                    from_ref(&batch),
+                    from_ref(outputs.as_tensor()),
+                );
+                let expected = expected.as_f64().unwrap();
+                assert!(
+                    (found - expected).abs() < 1e-6,
+                    "{name}, {metric}: {found} {expected}"
+                );
+            }
+        }
     }
 
     #[test]
@@ -380,5 +446,13 @@ mod tests {
         assert!((measure(Name::Rmse, loss, &batch, &several) - 2.0).abs() < 1e-12);
         let mae = measure(Name::Mae, loss, &batches, &outputs);
         assert!((mae - 4.0 / 3.0).abs() < 1e-12);
+        // A target that was changed is measured in its own unit.
+        let scale = Scale {
+            mean: 100.0,
+            deviation: 10.0,
+        };
+        let mut metric = Name::Rmse.metric(loss, Some(scale));
+        metric.add(&outputs[0], &batches[0]).unwrap();
+        assert!((metric.value() - 10.0 * 0.5f64.sqrt()).abs() < 1e-12);
     }
 }

@@ -67,6 +67,7 @@ mod scores;
 
 use candle_core::{Error, Result, Tensor, bail};
 use candle_nn::VarBuilder;
+use shared_proto::job::Job;
 use shared_proto::step::Want;
 
 use crate::candle_error::plain;
@@ -97,6 +98,34 @@ pub struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
+    /// Builds a model of a job outside of a training, for a loop of your own: calls `build` with the setup for data of these fields.
+    ///
+    /// # Errors
+    /// Those of `build`. A model with embedding tables is refused, because the rows are on the servers of a training.
+    pub fn with<M>(
+        job: &Job,
+        data: &Signature,
+        build: impl FnOnce(&Setup) -> Result<M>,
+    ) -> Result<M> {
+        let objective = Objective::of(&job.objective, data);
+        let objective = objective.map_err(|error| Error::msg(error.to_string()))?;
+        let (tables, stages) = (Tables::new(job), Stages::default());
+        let model = build(&Setup {
+            settings: &job.model,
+            data,
+            objective: &objective,
+            tables: &tables,
+            stages: &stages,
+        })?;
+        match tables.into_model().specs().first() {
+            None => Ok(model),
+            Some(table) => Err(Error::msg(format!(
+                "the model has the table {:?}, whose rows the servers of a training keep; use a Trainer, or nn::Embedding in place of the table",
+                table.name
+            ))),
+        }
+    }
+
     /// Returns the shape of one sample, without the batch dimension, of data with a single dense input.
     ///
     /// # Errors

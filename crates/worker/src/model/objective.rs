@@ -5,7 +5,7 @@ use shared_proto::job::{self, LossName};
 use super::loss::Loss;
 use super::metric::Metric;
 use super::metrics;
-use crate::input::{Field, InputError, Signature, ValueType};
+use crate::input::{Field, InputError, Scale, Signature, ValueType};
 
 /// The loss and the metrics of a job, for its data.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,6 +16,8 @@ pub struct Objective {
     pub metrics: Vec<metrics::Name>,
     /// The numbers that a model returns for each sample.
     pub outputs: usize,
+    /// How the target was changed, unless the loss is the model's own. Metrics and predictions are in the unit of the labels, the loss is not.
+    pub scale: Option<Scale>,
 }
 
 impl Objective {
@@ -82,12 +84,14 @@ impl Objective {
             loss,
             metrics,
             outputs,
+            // Outputs for a loss of the model's own may be in any unit.
+            scale: target.scale.filter(|_| loss != Loss::Model),
         })
     }
 
     /// Returns the accumulators of the metrics.
     pub(crate) fn accumulators(&self) -> Vec<(String, Box<dyn Metric>)> {
-        let metric = |name: &metrics::Name| (name.to_string(), name.metric(self.loss));
+        let metric = |name: &metrics::Name| (name.to_string(), name.metric(self.loss, self.scale));
         self.metrics.iter().map(metric).collect()
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use candle_core::{DType, Device, Error, Shape, Tensor, Var, bail};
 use candle_nn::init::{Init, NormalOrUniform};
 use candle_nn::var_builder::SimpleBackend;
+use nn::FROZEN_STATISTICS;
 use rand::SeedableRng;
 use rand::distr::{Distribution, Uniform};
 use rand_chacha::ChaCha8Rng;
@@ -94,7 +95,14 @@ impl SimpleBackend for Maker {
         }
     }
 
+    /// Also returns true for [`FROZEN_STATISTICS`] of a layer whose running statistics are frozen. They are given to the layer as
+    /// variables nevertheless: candle's own layer makes a copy of any other tensor, and would not see later values.
     fn contains_tensor(&self, name: &str) -> bool {
+        if let Some(layer) = name.strip_suffix(FROZEN_STATISTICS) {
+            return ["running_mean", "running_var"].iter().all(|statistic| {
+                self.kind_of(&format!("{layer}{statistic}")) == VariableKind::Frozen
+            });
+        }
         self.made().contains_key(name)
     }
 }

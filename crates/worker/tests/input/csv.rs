@@ -141,3 +141,66 @@ fn text_that_is_not_unicode_is_refused() {
     let error = load(&data("csv", folder.path()), 1).unwrap_err();
     assert_says(&error.to_string(), &["train.csv", "line 3"]);
 }
+
+#[test]
+fn names_of_rows_without_a_name_of_their_column_are_left_out() {
+    // As write.table of R has them.
+    let rows =
+        "\"x\" \"y\" \"label\"\n\"Mazda RX4\" 1 2 0\n\"Datsun 710\" 3 4 1\n\"Valiant\" 5 6 0\n";
+    let mut dataset = load_csv(
+        &[("train.csv", &rows.replace("\" ", "\";").replace(" ", ";"))],
+        1,
+    );
+    let dataset = dataset.as_mut().unwrap();
+    assert_eq!(fields(dataset), (vec![2], Some(2)));
+    assert_eq!(all(&mut dataset.training).0.len(), 4);
+    // Rows that are too long for another reason.
+    for train in [
+        "x,y,label\n1,2,0,\n3,4,1,\n",
+        "x,y,label\n1,2,0,7\n3,4,1,8\n",
+        "label,note\n1,good, but slow\n0,bad, and slow\n",
+        "price,label\n12,50,1\n13,20,0\n",
+    ] {
+        let error = load_csv(&[("train.csv", train)], 1).unwrap_err();
+        assert!(
+            error.contains("line 2") && error.contains("fields were found"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn halves_of_a_character_in_two_rows_are_no_character() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.csv");
+    std::fs::write(&file, b"label,t\n0,\xc3\n\xa9,x\n1,y\n").unwrap();
+    let mut settings = data("csv", &file);
+    settings.columns = Job::from_toml("data.columns.t = { type = \"category\" }")
+        .unwrap()
+        .data
+        .columns;
+    let error = load(&settings, 1).unwrap_err().to_string();
+    assert!(
+        error.contains("line 2, field 2") || error.contains("UTF-8"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_first_name_may_have_a_line_break() {
+    let train = "\"the, first\nname\";label\n1;0\n2;1\n3;0\n";
+    let mut dataset = load_csv(&[("train.csv", train)], 1).unwrap();
+    assert_eq!(fields(&dataset), (vec![1], Some(2)));
+    assert_eq!(labels(&mut dataset.training).len(), 2);
+}
+
+#[test]
+fn a_quote_that_is_left_open_is_an_error_with_the_line_of_its_row() {
+    for (train, line) in [
+        ("x,label\n1,0\n\"2,1\n3,0\n", "line 3"),
+        ("\"x,label\n1,0\n", "line 1"),
+    ] {
+        let error = load_csv(&[("train.csv", train)], 1).unwrap_err();
+        assert!(error.contains(line) && error.contains("quote"), "{error}");
+    }
+}

@@ -10,6 +10,7 @@ mod docs;
 mod forms;
 mod idx;
 mod images;
+mod labels;
 mod libsvm;
 mod npy;
 mod parquet;

@@ -13,12 +13,12 @@ use candle_nn::{VarBuilder, VarMap};
 use flambeau_worker::input::{Field, Signature};
 use flambeau_worker::model::{Batch, Model, ModelError, Objective, Pass, Setup, Stages};
 use flambeau_worker::registry::Registry;
-use flambeau_worker::tables::Tables;
+use flambeau_worker::tables::{Table, Tables};
 use flambeau_worker::variables::Variables;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::blocks::VariableKind;
-use shared_proto::job::{self, Clip};
+use shared_proto::job::{self, Clip, Job};
 use shared_proto::payload::{self, Dtype, Elements};
 
 mod pytorch;
@@ -278,4 +278,32 @@ fn what_cannot_be_built_is_explained() {
     assert!(error.contains("at least 8 x 8"), "{error}");
     let error = refusal("mlp", &[3, 0]);
     assert!(error.contains("hidden.0.weight"), "{error}");
+}
+
+#[test]
+fn a_model_for_a_loop_of_ones_own_has_no_tables() {
+    let job = Job::from_toml("model = { hidden = [8] }").unwrap();
+    let data = Signature {
+        inputs: vec![Field::numbers("x", vec![3]), Field::category("city", 5)],
+        targets: vec![Field::category("y", 4)],
+    };
+    let sizes = Setup::with(&job, &data, |setup| {
+        Ok((setup.settings.hidden.clone(), setup.outputs()))
+    });
+    assert_eq!(sizes.unwrap(), (vec![8], 4));
+    let asked = Setup::with(&job, &data, |setup| {
+        setup
+            .table("cities", Table::dim(4).column("city"))
+            .map(drop)
+    });
+    let error = asked.unwrap_err().to_string();
+    assert!(
+        error.contains("\"cities\"") && error.contains("Trainer"),
+        "{error}"
+    );
+    let wrong = Job::from_toml("objective = { loss = \"mean-squared-error\" }").unwrap();
+    let error = Setup::with(&wrong, &data, |_| Ok(()))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("mean-squared-error"), "{error}");
 }

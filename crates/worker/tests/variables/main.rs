@@ -299,6 +299,37 @@ fn a_missing_gradient_is_named() {
     );
 }
 
+#[test]
+fn frozen_running_statistics_normalise_in_training_too() {
+    let outputs = |frozen: fn(&str) -> bool| {
+        let kind_of = move |name: &str| match frozen(name) {
+            true => VariableKind::Frozen,
+            false => VariableKind::by_name(name),
+        };
+        let (variables, norm) = Variables::build(1, kind_of, &Device::Cpu, |vars| {
+            nn::BatchNorm::new(2, nn::BatchNormConfig::default(), vars.pp("norm"))
+        })
+        .unwrap();
+        // Values that come after the layer was made, as those of a file do.
+        let mean = Elements::of(payload::to_bytes(&[1.0, 2.0]), Dtype::F32);
+        variables.write(1, 0, &mean).unwrap();
+        let inputs = Tensor::new(&[[1f32, 0.0], [3.0, 4.0]], &Device::Cpu).unwrap();
+        let [evaluated, trained] = [false, true].map(|training| {
+            let outputs = norm.forward(&inputs, training).unwrap();
+            outputs.to_vec2::<f32>().unwrap()
+        });
+        (evaluated, trained, numbers(&variables, 1))
+    };
+    for all_or_statistics in [|_: &str| true, |name: &str| name.contains("running")] {
+        let (evaluated, trained, mean) = outputs(all_or_statistics);
+        assert_eq!(evaluated, trained);
+        assert_eq!(mean, [1.0, 2.0]);
+    }
+    let (evaluated, trained, mean) = outputs(|name| !name.contains("running"));
+    assert_ne!(evaluated, trained);
+    assert_ne!(mean, [1.0, 2.0]);
+}
+
 /// candle's batch normalisation sets its running mean and variance while it computes the loss.
 #[test]
 fn averaged_variables_travel_as_changes_and_frozen_ones_not_at_all() {

@@ -55,8 +55,9 @@ fn a_model_that_needs_more_than_a_server_has_is_refused_and_leaves_room_for_a_sm
         || Optimizer::Adam(Adam::default()),
     );
     for (mode, optimizer, needed) in [
-        (Mode::Async, sgd(), weights),
-        (Mode::Async, adam(), 3 * weights),
+        // The average of the last weights is a copy of them, and look-ahead weights are another.
+        (Mode::Async, sgd(), 2 * weights),
+        (Mode::Async, adam(), 5 * weights),
         // A gradient of each of two workers is staged.
         (Mode::Sync, sgd(), 3 * weights),
         (Mode::Sync, adam(), 5 * weights),
@@ -102,7 +103,8 @@ fn a_shard_goes_to_a_spare_that_has_memory_for_it() {
 #[test]
 fn the_last_block_of_a_variable_needs_only_what_is_in_it() {
     let elements = shared_proto::blocks::BLOCK_ELEMENTS * 5 / 2;
-    let needed = 4 * elements as u64;
+    // The weights, and the average of the last ones.
+    let needed = 2 * 4 * elements as u64;
     for (capacity, fits) in [(needed - 1, false), (needed, true)] {
         let (mut scene, worker) = begin(Mode::Async, Optimizer::Sgd(Sgd::default()), capacity);
         assert_eq!(scene.model_of(worker, elements).is_ok(), fits);

@@ -143,6 +143,17 @@ impl Files {
     }
 }
 
+impl Drop for Files {
+    /// Unlocks the files. Closing them is not enough: a child process that is being started has inherited them, and holds the lock until
+    /// it runs its program.
+    fn drop(&mut self) {
+        if let Some(file) = self.open[LogFile::Confirmed as usize].get_mut() {
+            // An error leaves the lock until the last copy is closed.
+            let _ = file.unlock();
+        }
+    }
+}
+
 impl Storage for Files {
     fn read(&self, file: LogFile) -> io::Result<Vec<u8>> {
         match std::fs::read(file.path(&self.log)) {
@@ -161,5 +172,22 @@ impl Storage for Files {
 
     fn sync(&self, file: LogFile) -> io::Result<()> {
         self.with(file, File::sync_data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_unlocked_though_a_child_process_has_copies_of_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let files = Files::open(&log).unwrap();
+        let copy = files.with(LogFile::Confirmed, File::try_clone).unwrap();
+        assert!(Files::open(&log).is_err());
+        drop(files);
+        Files::open(&log).unwrap();
+        drop(copy);
     }
 }

@@ -65,6 +65,7 @@ impl Worker {
             view: registered.view,
             patience: PATIENCE,
             wire: membership.job.strategy.wire.into(),
+            looks_ahead: membership.job.looks_ahead(),
             network: Arc::new(SystemNetwork::new(cluster.security()?)),
             losses: tokio::sync::mpsc::channel(1).0,
         };

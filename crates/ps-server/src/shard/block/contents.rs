@@ -5,7 +5,7 @@ use std::io;
 
 use bytes::Bytes;
 use checkpoint::SavedValues;
-use optimizer::{Update, VariableRule};
+use optimizer::{Norms, StaleStep, Update, VariableRule};
 use shared_proto::payload::Elements;
 use shared_proto::table::{SavedRows, TableSpec};
 use shared_proto::values::Values;
@@ -79,6 +79,34 @@ pub(crate) trait Contents: Debug + Send {
         sum: &mut Vec<f32>,
     ) -> Result<bool, RowsLost>;
 
+    /// Applies one gradient that was computed with old weights, with the corrections of its step. Returns whether all values that it has
+    /// changed are finite, and the norms by which the next step is limited. Steps of rows stay as they are.
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    fn update_stale(
+        &mut self,
+        gradient: &Values,
+        rule: &VariableRule,
+        update: Update,
+        _: StaleStep,
+    ) -> Result<(bool, Norms), RowsLost> {
+        let one = [(1.0, gradient)];
+        let finite = self.update(&one, rule, update, Limit::OFF, &mut Vec::new())?;
+        Ok((finite, Norms::default()))
+    }
+
+    /// Returns the look-ahead weights of the last update; none for rows, and if the update was not corrected.
+    fn look_ahead(&self) -> Option<Elements> {
+        None
+    }
+
+    /// Returns whether there is an average of the last weights. It is no slot: it is not in checkpoints, and ends with the next update that
+    /// is not corrected.
+    fn has_average(&self) -> bool {
+        false
+    }
+
     /// Returns the sum of the squares of the limited sum of gradients, each times its factor. `sum` is scratch memory.
     fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, sum: &mut Vec<f32>) -> f64;
 
@@ -134,6 +162,8 @@ impl From<io::Error> for RowsLost {
 pub(crate) struct Wanted {
     /// True for moving averages instead of weights.
     pub(crate) average: bool,
+    /// True for look-ahead weights.
+    pub(crate) look_ahead: bool,
     /// The ids of the rows; empty for a dense block.
     pub(crate) ids: Vec<u64>,
 }

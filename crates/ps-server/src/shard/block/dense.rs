@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use optimizer::{MOST_SLOTS, Part, Update, VariableRule};
+use optimizer::{LookAhead, MOST_SLOTS, Norms, Part, StaleStep, Update, VariableRule};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
 use shared_proto::values::Values;
@@ -23,6 +23,10 @@ pub(super) struct Dense {
     weights: Arc<Vec<f32>>,
     /// The arrays of slots, each as long as the weights, back to back.
     slots: Arc<Vec<f32>>,
+    /// The look-ahead weights of the last update; empty if it made none. While they are being sent, the next ones take other memory.
+    ahead: Arc<Vec<f32>>,
+    /// The average of the weights after the last corrected updates; empty if there is none. An answer that is being sent shares it.
+    average: Arc<Vec<f32>>,
 }
 
 impl Dense {
@@ -33,6 +37,8 @@ impl Dense {
         Self {
             weights: numbers(weights),
             slots: numbers(slots),
+            ahead: Arc::default(),
+            average: Arc::default(),
         }
     }
 
@@ -44,6 +50,7 @@ impl Dense {
             slots: rule
                 .slots()
                 .split(Arc::make_mut(&mut self.slots).as_mut_slice()),
+            stale: None,
             finite: true,
         }
     }
@@ -53,6 +60,7 @@ impl Contents for Dense {
     fn initialize(&mut self, values: &Elements, rule: &VariableRule) {
         let weights = values.to_vec();
         self.slots = Arc::new(rule.initial_slots(&weights));
+        self.average = Arc::default();
         self.weights = Arc::new(weights);
     }
 
@@ -65,7 +73,15 @@ impl Contents for Dense {
         Ok(match averages.filter(|_| wanted.average) {
             // A copy: an answer that shared the slots would keep all of them while it is sent.
             Some(place) => self.slots[place].to_vec().into(),
-            None => Elements::of(payload::share(&self.weights), Dtype::F32),
+            None => {
+                let average = wanted.average && self.has_average();
+                let values = if average {
+                    &self.average
+                } else {
+                    &self.weights
+                };
+                Elements::of(payload::share(values), Dtype::F32)
+            }
         })
     }
 
@@ -77,6 +93,7 @@ impl Contents for Dense {
         limit: Limit,
         _: &mut Vec<f32>,
     ) -> Result<bool, RowsLost> {
+        self.average = Arc::default();
         let mut begun = self.begin(rule, update);
         if let [(1.0, gradient)] = gradients
             && limit.is_off()
@@ -94,6 +111,53 @@ impl Contents for Dense {
         Ok(begun.finite)
     }
 
+    fn update_stale(
+        &mut self,
+        gradient: &Values,
+        rule: &VariableRule,
+        update: Update,
+        step: StaleStep,
+    ) -> Result<(bool, Norms), RowsLost> {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        if Arc::get_mut(&mut ahead).is_none() {
+            ahead = Arc::default();
+        }
+        let weights = Arc::make_mut(&mut ahead);
+        weights.resize(step.ahead.map_or(0, |_| self.weights.len()), 0.0);
+        let mut average = std::mem::take(&mut self.average);
+        if step.average.is_some() && average.is_empty() {
+            average = Arc::clone(&self.weights);
+        }
+        let mut begun = self.begin(rule, update);
+        begun.stale = Some(Stale {
+            step,
+            squares: [0.0; 2],
+            ahead: weights,
+            average: match step.average {
+                Some(_) => Arc::make_mut(&mut average).as_mut_slice(),
+                None => &mut [],
+            },
+        });
+        gradient
+            .elements()
+            .for_parts(|range, part| begun.apply(range, part));
+        let squares = begun.stale.map_or([0.0; 2], |stale| stale.squares);
+        let [weights, step] = squares.map(f64::sqrt);
+        let finite = begun.finite;
+        self.ahead = ahead;
+        self.average = average;
+        Ok((finite, Norms { weights, step }))
+    }
+
+    fn look_ahead(&self) -> Option<Elements> {
+        let ahead = Some(&self.ahead).filter(|ahead| !ahead.is_empty())?;
+        Some(Elements::of(payload::share(ahead), Dtype::F32))
+    }
+
+    fn has_average(&self) -> bool {
+        !self.average.is_empty()
+    }
+
     fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, _: &mut Vec<f32>) -> f64 {
         let mut all = 0.0;
         for_each_limited_sum(gradients, self.weights.len(), limit, |_, sum| {
@@ -108,7 +172,11 @@ impl Contents for Dense {
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(&**self.weights) + size_of_val(&**self.slots)
+        let arrays = [&self.weights, &self.slots, &self.ahead, &self.average];
+        arrays
+            .into_iter()
+            .map(|values| size_of_val(&***values))
+            .sum()
     }
 
     fn share(&mut self, _: u64) -> SharedValues {
@@ -146,6 +214,8 @@ struct Begun<'a> {
     update: Update,
     weights: &'a mut [f32],
     slots: [&'a mut [f32]; MOST_SLOTS],
+    /// The corrections of an update by old weights.
+    stale: Option<Stale<'a>>,
     /// True while all changed values are finite.
     finite: bool,
 }
@@ -167,12 +237,128 @@ impl Begun<'_> {
             gradient,
             slots,
         };
-        self.rule.apply(self.update, part);
+        match self.stale {
+            None => self.rule.apply(self.update, part),
+            Some(_) => {
+                let mut scratch = [0.0; PART];
+                let before = &mut scratch[..range.len()];
+                before.copy_from_slice(part.weights);
+                self.rule.apply_rule(self.update, part);
+                self.correct(range.clone(), before);
+            }
+        }
         let slots = self.slots.each_ref();
         let slots = slots.map(|slot| slot.get(range.clone()).unwrap_or_default());
         let finite = |values: &[f32]| all_finite(self.update.kernel, values);
         self.finite &= finite(&self.weights[range.clone()]) && slots.into_iter().all(finite);
     }
+
+    /// Corrects the step of a part: measures it, shortens it, and moves the averages. Then it makes the look-ahead weights. `before` has the
+    /// part's weights before the step.
+    fn correct(&mut self, range: Range<usize>, before: &[f32]) {
+        let Self {
+            rule,
+            update,
+            stale: Some(stale),
+            ..
+        } = self
+        else {
+            return;
+        };
+        let weights = &mut self.weights[range.clone()];
+        for (sum, more) in
+            stale
+                .squares
+                .iter_mut()
+                .zip(squares_of_step(update.kernel, before, weights))
+        {
+            *sum += more;
+        }
+        let factor = stale.step.factor;
+        if factor < 1.0 {
+            shorten(update.kernel, before, factor, weights);
+            let slots = self.slots.each_mut();
+            let slots = slots.map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
+            rule.shortened(*update, weights, slots);
+        }
+        if rule.has_averages() {
+            let averages = &mut self.slots[rule.rule_slots().count][range.clone()];
+            rule.move_averages(*update, weights, averages);
+        }
+        if let Some(share) = stale.step.average {
+            move_average(
+                update.kernel,
+                share,
+                weights,
+                &mut stale.average[range.clone()],
+            );
+        }
+        if let Some(updates) = stale.step.ahead {
+            let slots = self.slots.each_ref();
+            let ahead = LookAhead {
+                weights: &mut stale.ahead[range.clone()],
+                before,
+                slots: slots.map(|slot| slot.get(range.clone()).unwrap_or_default()),
+            };
+            ahead.weights.copy_from_slice(weights);
+            rule.look_ahead(*update, updates, factor, ahead);
+        }
+    }
+}
+
+/// An update by a gradient of old weights.
+struct Stale<'a> {
+    step: StaleStep,
+    /// The sums of the squares of the weights before it, and of the step before it is shortened.
+    squares: [f64; 2],
+    /// The look-ahead weights; empty if there are none.
+    ahead: &'a mut [f32],
+    /// The average of the weights; empty if it stays as it is.
+    average: &'a mut [f32],
+}
+
+/// Moves an average by this share of the way to the weights. A share of 1 sets it to them, whatever it was.
+fn move_average(kernel: Kernel, share: f32, weights: &[f32], average: &mut [f32]) {
+    if share == 1.0 {
+        return average.copy_from_slice(weights);
+    }
+    kernel.run(|| {
+        for (average, weight) in average.iter_mut().zip(weights) {
+            *average += share * (*weight - *average);
+        }
+    });
+}
+
+/// Takes back a part of a step from the weights before it, so that `factor` of it remains.
+fn shorten(kernel: Kernel, before: &[f32], factor: f32, weights: &mut [f32]) {
+    kernel.run(|| {
+        for (weight, before) in weights.iter_mut().zip(before) {
+            *weight = *before + factor * (*weight - *before);
+        }
+    });
+}
+
+/// The number of sums that are added up side by side. It is fixed, so that the result is the same on each machine.
+const LANES: usize = 16;
+
+/// Returns the sums of the squares of weights, and of the step from them.
+fn squares_of_step(kernel: Kernel, before: &[f32], after: &[f32]) -> [f64; 2] {
+    let (mut weights, mut steps) = ([0f32; LANES], [0f32; LANES]);
+    kernel.run(|| {
+        for (before, after) in before.chunks_exact(LANES).zip(after.chunks_exact(LANES)) {
+            for lane in 0..LANES {
+                let moved = after[lane] - before[lane];
+                weights[lane] += before[lane] * before[lane];
+                steps[lane] += moved * moved;
+            }
+        }
+    });
+    let whole = before.len() - before.len() % LANES;
+    for (before, after) in before[whole..].iter().zip(&after[whole..]) {
+        weights[0] += before * before;
+        steps[0] += (after - before) * (after - before);
+    }
+    [weights, steps].map(|sums| sums.into_iter().map(f64::from).sum())
 }
 
 /// Adds a gradient times a factor to a sum.

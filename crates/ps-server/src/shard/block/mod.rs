@@ -3,17 +3,19 @@
 //!
 //! - `contents`: the interface of values and optimizer state; `dense`: those of dense variables; `rows`: those of a
 //!   table's bucket
+//! - `in_flight`: the updates that are under way at a time
 //! - `heat`: how often the rows of a bucket are read and changed
 
 mod contents;
 mod dense;
 mod heat;
+mod in_flight;
 mod rows;
 
 use std::collections::BTreeMap;
 
 use checkpoint::{SavedBlock, SavedValues, Watermark};
-use optimizer::VariableRule;
+use optimizer::{StaleSteps, VariableRule};
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::payload::Elements;
@@ -25,6 +27,7 @@ use shared_proto::wire;
 
 use contents::{Contents, SharedValues};
 use dense::Dense;
+use in_flight::InFlight;
 use rows::TableRows;
 
 pub(crate) use contents::{Limit, RowsLost, Wanted};
@@ -41,6 +44,7 @@ pub(crate) struct Block {
     staged: BTreeMap<Task, Staged>,
     /// True if an update has made a value NaN or infinite.
     non_finite: bool,
+    in_flight: InFlight,
 }
 
 #[derive(Debug)]
@@ -96,11 +100,13 @@ impl SharedBlock {
 }
 
 /// The outcome of an applied gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Applied {
     pub(crate) version: Version,
     /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
+    /// The factor of its step; none if it could not be shortened.
+    pub(crate) factor: Option<f32>,
 }
 
 /// The bytes of a block and of a watermark in the header of a file.
@@ -164,6 +170,7 @@ impl Block {
             version,
             watermarks,
             staged: BTreeMap::new(),
+            in_flight: InFlight::default(),
         }
     }
 
@@ -349,18 +356,49 @@ impl Block {
         // A watermark without its update would lose the update.
         let made = self.version.next();
         let lowered_to = view.learning_rate_factor;
-        self.update(
-            &[(1.0, gradient)],
-            rule,
-            lowered_to,
-            Limit::OFF,
-            &mut Vec::new(),
-        )?;
+        let stale = self.stale_steps(view, rule);
+        let factor = match stale {
+            Some(stale) => {
+                let update = rule.update_after(self.version.0, lowered_to);
+                let step = self.in_flight.next(staleness, view.workers.len(), stale);
+                let contents = &mut self.contents;
+                let (finite, norms) = contents.update_stale(gradient, rule, update, step)?;
+                self.updated(finite);
+                self.in_flight.made(self.version, norms);
+                Some(step.factor)
+            }
+            None => {
+                // Corrected updates are counted anew once several workers push.
+                self.in_flight = InFlight::default();
+                let one = [(1.0, gradient)];
+                self.update(&one, rule, lowered_to, Limit::OFF, &mut Vec::new())?;
+                None
+            }
+        };
         self.take(from, made, view);
         Ok(Applied {
             version: self.version,
             staleness,
+            factor,
         })
+    }
+
+    /// Returns the corrections of steps by old weights; none while there is a single worker, whose gradients are applied as they are.
+    fn stale_steps(&self, view: &View, rule: &VariableRule) -> Option<StaleSteps> {
+        let stale = rule.stale_steps().filter(|_| view.workers.len() > 1);
+        stale.filter(|_| !planted!(StaleAsNew))
+    }
+
+    /// Returns whether the block keeps averages of its weights.
+    pub(crate) fn has_averages(&self, rule: &VariableRule) -> bool {
+        rule.has_averages() || self.contents.has_average()
+    }
+
+    /// Returns the look-ahead weights of the newest version; none if there are none, and workers compute with the weights as they are.
+    pub(crate) fn look_ahead(&self, view: &View, rule: &VariableRule) -> Option<Elements> {
+        self.stale_steps(view, rule)?;
+        let is_newest = self.in_flight.version() == Some(self.version);
+        is_newest.then(|| self.contents.look_ahead()).flatten()
     }
 
     /// Holds a gradient for the commit of its step, in place of an earlier one of its sender.
@@ -415,11 +453,16 @@ impl Block {
     ) -> Result<(), RowsLost> {
         let update = rule.update_after(self.version.0, lowered_to);
         let finite = self.contents.update(gradients, rule, update, limit, sum)?;
+        self.updated(finite);
+        Ok(())
+    }
+
+    /// Raises the version after an update.
+    fn updated(&mut self, finite: bool) {
         if !planted!(SameVersion) {
             self.version = self.version.next();
         }
         self.non_finite |= !finite;
-        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Updates, watermarks and staged gradients of a single block.
 
+mod stale;
+
 use super::dense::PART;
 use super::*;
 use shared_proto::blocks::VariableSpec;

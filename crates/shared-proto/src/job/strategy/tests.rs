@@ -388,3 +388,67 @@ fn backup_workers_count_where_workers_add_up_whole_gradients() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn corrections_count_where_servers_apply_gradients_as_they_come() {
+    let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
+    let plain = job("").unwrap();
+    assert!(!plain.to_toml().contains("correction"));
+    assert!(plain.looks_ahead());
+    let limited = job("correction = { step_limit = 0.1, look_ahead = false }").unwrap();
+    assert_eq!(Job::from_toml(&limited.to_toml()).unwrap(), limited);
+    assert!(!limited.looks_ahead() && limited.evaluates_averages());
+    for average in [
+        "[strategy.correction]\naverage = 0.0",
+        "[strategy]\nmode = \"sync\"",
+    ] {
+        assert!(!Job::from_toml(average).unwrap().evaluates_averages());
+    }
+    for settings in [
+        "correction = { enabled = false }",
+        "mode = \"sync\"\ncorrection = { enabled = false }",
+        "name = \"mirrored\"\ncorrection = { enabled = false }",
+        "mode = \"sync\"",
+        "[optimizer]\nname = \"sgd\"",
+    ] {
+        assert!(!job(settings).unwrap().looks_ahead(), "{settings}");
+    }
+    let grouped = "[optimizer]\nname = \"sgd\"\n[[groups]]\nvariables = \"*\"\noptimizer = { name = \"adam\" }";
+    assert!(Job::from_toml(grouped).unwrap().looks_ahead());
+    let unused = "does not count with";
+    for (settings, field, why) in [
+        ("correction = { step_limit = 0.0 }", "step_limit", "above 0"),
+        (
+            "correction = { step_limit = -1.0 }",
+            "step_limit",
+            "above 0",
+        ),
+        ("correction = { step_limit = nan }", "step_limit", "above 0"),
+        ("correction = { average = 1.5 }", "average", "from 0"),
+        ("correction = { average = nan }", "average", "from 0"),
+        (
+            "mode = \"sync\"\ncorrection = { average = 0.1 }",
+            "average",
+            unused,
+        ),
+        (
+            "mode = \"sync\"\ncorrection = { look_ahead = false }",
+            "look_ahead",
+            unused,
+        ),
+        (
+            "name = \"mirrored\"\ncorrection = { step_limit = 0.1 }",
+            "step_limit",
+            unused,
+        ),
+        (
+            "correction = { enabled = false, step_limit = 0.1 }",
+            "step_limit",
+            unused,
+        ),
+    ] {
+        let error = job(settings).unwrap_err().to_string();
+        let named = format!("`strategy.correction.{field}`");
+        assert!(error.contains(&named) && error.contains(why), "{error}");
+    }
+}

@@ -1,7 +1,9 @@
 //! Checks of a job's strategy.
 
 use super::Shown;
-use crate::job::{BatchNorm, CrossDevice, Job, JobError, Mode, Strategy, StrategyName, Wire};
+use crate::job::{
+    BatchNorm, Correction, CrossDevice, Job, JobError, Mode, Strategy, StrategyName, Wire,
+};
 
 /// The most micro-batches of a batch, and the most stages of a model: the order of a step is made from both.
 const MOST_MICRO_BATCHES: u32 = 4096;
@@ -50,6 +52,65 @@ impl Strategy {
                 "leave it out, or allow a lead of at least one step",
             )),
             (_, Mode::Bounded | Mode::Async) => Ok(()),
+        }
+    }
+
+    /// Checks the corrections of old gradients, which there are where servers apply gradients as they come.
+    pub(super) fn validate_correction(&self) -> Result<(), JobError> {
+        let Correction {
+            step_limit,
+            average,
+            ..
+        } = self.correction;
+        if !(step_limit.is_finite() && step_limit > 0.0) {
+            return Err(JobError::Setting {
+                field: "strategy.correction.step_limit",
+                value: step_limit.to_string(),
+                expected: "must be above 0; to leave steps as they are, set strategy.correction.enabled to false",
+            });
+        }
+        if !(0.0..=1.0).contains(&average) {
+            return Err(JobError::Setting {
+                field: "strategy.correction.average",
+                value: average.to_string(),
+                expected: "must be from 0 (evaluate the newest weights) to 1 (their mean over a pass)",
+            });
+        }
+        let default = Correction::default();
+        let (field, value) = if step_limit != default.step_limit {
+            ("strategy.correction.step_limit", step_limit.to_string())
+        } else if self.correction.look_ahead != default.look_ahead {
+            let value = self.correction.look_ahead.to_string();
+            ("strategy.correction.look_ahead", value)
+        } else if average != default.average {
+            ("strategy.correction.average", average.to_string())
+        } else {
+            return Ok(());
+        };
+        let unused = |other, other_value, advice| JobError::Unused {
+            field,
+            value,
+            other,
+            other_value,
+            advice,
+        };
+        if self.name != StrategyName::ParameterServer {
+            let name = format!("{:?}", self.name.name());
+            let advice = "leave it out, or use \"parameter-server\"";
+            return Err(unused("strategy.name", name, advice));
+        }
+        match self.mode {
+            Mode::Sync => Err(unused(
+                "strategy.mode",
+                "\"sync\"".to_owned(),
+                "leave it out, or set the mode to \"bounded\" or \"async\"",
+            )),
+            Mode::Bounded | Mode::Async if !self.correction.enabled => Err(unused(
+                "strategy.correction.enabled",
+                "false".to_owned(),
+                "leave it out, or leave `enabled` out",
+            )),
+            Mode::Bounded | Mode::Async => Ok(()),
         }
     }
 

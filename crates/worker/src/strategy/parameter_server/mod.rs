@@ -102,6 +102,7 @@ impl ParameterServer {
                 view,
                 patience: joining.patience,
                 wire: job.strategy.wire.into(),
+                looks_ahead: job.looks_ahead(),
                 network: Arc::clone(joining.network),
                 losses: tell_lost,
             },
@@ -118,9 +119,9 @@ impl ParameterServer {
             ahead: job.strategy.pipeline > 0,
             // Without computing ahead all waits are shown, because a pull follows each request at once.
             pulling: watch::Sender::new(job.strategy.pipeline == 0),
-            evaluated: match job.ema_decay {
-                Some(_) => Want::Averages,
-                None => Want::Dense,
+            evaluated: match job.evaluates_averages() {
+                true => Want::Averages,
+                false => Want::Stored,
             },
             _stop: stop.drop_guard(),
             telling: None,

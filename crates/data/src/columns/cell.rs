@@ -12,29 +12,40 @@ const LONGEST: usize = 400;
 
 /// A cell's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Value<'a> {
+pub enum Cell<'a> {
+    /// No value.
     Missing,
+    /// A text. One that spells a number is that number.
     Text(&'a str),
     /// A whole number of any type.
     Integer(i128),
     /// A number divided by a power of ten, exactly.
     Decimal {
+        /// The number without its point.
         unscaled: i128,
         /// The digits behind the point.
         scale: i32,
     },
+    /// A number of double precision.
     Double(f64),
+    /// A number of single precision.
     Single(f32),
+    /// A truth value.
     Boolean(bool),
-    /// A date, as days since 1970.
+    /// A date or time, as days since the beginning of 1970 in UTC.
     Days(f64),
 }
 
-impl Value<'_> {
+impl Cell<'_> {
+    /// Returns a time, which is so many nanoseconds after the beginning of 1970 in UTC.
+    pub fn time(nanoseconds: i128) -> Self {
+        Self::Days(date::days_of(nanoseconds))
+    }
+
     /// Returns the number, if it is one that is finite as `f32`. The texts `true` and `false` are 1 and 0.
     pub(crate) fn number(self) -> Option<f64> {
         let number = match self {
-            Self::Text(text) => match text.trim().parse() {
+            Self::Text(text) => match text.parse().or_else(|_| text.trim().parse()) {
                 Ok(number) => number,
                 Err(_) if text.eq_ignore_ascii_case("true") => 1.0,
                 Err(_) if text.eq_ignore_ascii_case("false") => 0.0,
@@ -42,7 +53,9 @@ impl Value<'_> {
             },
             Self::Integer(number) => number as f64,
             // As the text of it is read, which is the closest number.
-            Self::Decimal { unscaled, scale } => format!("{unscaled}e{}", -scale).parse().ok()?,
+            Self::Decimal { unscaled, scale } => {
+                format!("{unscaled}e{}", -i64::from(scale)).parse().ok()?
+            }
             Self::Double(number) => number,
             Self::Single(number) => number.into(),
             Self::Boolean(truth) => u8::from(truth).into(),
@@ -58,7 +71,7 @@ impl Value<'_> {
                 Some(format) => date::days_by(text, format),
                 None => date::days(text),
             },
-            Self::Days(days) => Some(days),
+            Self::Days(days) => Some(days).filter(|days| days.is_finite()),
             _ => None,
         }
     }
@@ -73,7 +86,7 @@ impl Value<'_> {
             Self::Boolean(true) => return Some(Cow::Borrowed("True")),
             Self::Boolean(false) => return Some(Cow::Borrowed("False")),
             Self::Integer(number) => return Some(Cow::Owned(number.to_string())),
-            Self::Decimal { unscaled, scale } => format!("{unscaled}e{}", -scale),
+            Self::Decimal { unscaled, scale } => format!("{unscaled}e{}", -i64::from(*scale)),
             Self::Double(number) => number.to_string(),
             Self::Single(number) => number.to_string(),
         };
@@ -120,7 +133,7 @@ pub(crate) fn key(column: &str) -> String {
     }
 }
 
-impl fmt::Display for Value<'_> {
+impl fmt::Display for Cell<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => f.write_str("no value (\"\")"),
@@ -252,61 +265,61 @@ mod tests {
     #[test]
     fn values_of_all_types_have_the_text_of_their_number() {
         for (value, expected) in [
-            (Value::Integer(5), "5"),
-            (Value::Integer(i128::from(u64::MAX)), "18446744073709551615"),
-            (Value::Double(5.0), "5"),
-            (Value::Single(0.1), "0.1"),
-            (Value::Double(0.1), "0.1"),
-            (Value::Double(1e21), "1000000000000000000000"),
+            (Cell::Integer(5), "5"),
+            (Cell::Integer(i128::from(u64::MAX)), "18446744073709551615"),
+            (Cell::Double(5.0), "5"),
+            (Cell::Single(0.1), "0.1"),
+            (Cell::Double(0.1), "0.1"),
+            (Cell::Double(1e21), "1000000000000000000000"),
             (
-                Value::Decimal {
+                Cell::Decimal {
                     unscaled: 500,
                     scale: 2,
                 },
                 "5",
             ),
             (
-                Value::Decimal {
+                Cell::Decimal {
                     unscaled: 1_234_567_890_123_456_787,
                     scale: 0,
                 },
                 "1234567890123456787",
             ),
             (
-                Value::Decimal {
+                Cell::Decimal {
                     unscaled: -1205,
                     scale: 3,
                 },
                 "-1.205",
             ),
             (
-                Value::Decimal {
+                Cell::Decimal {
                     unscaled: 12,
                     scale: -3,
                 },
                 "12000",
             ),
-            (Value::Boolean(true), "True"),
-            (Value::Text("007"), "007"),
-            (Value::Missing, ""),
+            (Cell::Boolean(true), "True"),
+            (Cell::Text("007"), "007"),
+            (Cell::Missing, ""),
         ] {
             assert_eq!(value.text().as_deref(), Some(expected), "{value:?}");
         }
-        assert_eq!(Value::Days(1.0).text().as_deref(), Some("1970-01-02"));
+        assert_eq!(Cell::Days(1.0).text().as_deref(), Some("1970-01-02"));
         for (value, expected) in [
             (
-                Value::Decimal {
+                Cell::Decimal {
                     unscaled: 1,
                     scale: 1,
                 },
                 Some(0.1),
             ),
-            (Value::Text("True"), Some(1.0)),
-            (Value::Text("false"), Some(0.0)),
-            (Value::Boolean(true), Some(1.0)),
-            (Value::Text("yes"), None),
-            (Value::Double(f64::NAN), None),
-            (Value::Double(1e300), None),
+            (Cell::Text("True"), Some(1.0)),
+            (Cell::Text("false"), Some(0.0)),
+            (Cell::Boolean(true), Some(1.0)),
+            (Cell::Text("yes"), None),
+            (Cell::Double(f64::NAN), None),
+            (Cell::Double(1e300), None),
         ] {
             assert_eq!(value.number(), expected, "{value:?}");
         }

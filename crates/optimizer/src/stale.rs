@@ -1,0 +1,258 @@
+//! Corrections for gradients that were computed with old weights, outside sync mode.
+//!
+//! While a gradient is computed, other updates change the weights. With `n` updates under way at a time, descent is stable about as long as
+//! the step times the curvature times `n` stays below one. Three corrections help:
+//! - The step of a block is limited, relative to the norm of its weights: in layered networks, the relative change of each layer bounds the
+//!   change of its gradient (Bernstein et al., "On the Distance Between Two Neural Networks and the Stability of Learning", NeurIPS 2020).
+//!   It keeps about the share that it had in a synchronous step, which is the mean of `n` gradients.
+//! - Evaluations and the exported model take a mean of the last weights: with a constant rate the weights wander about a minimum, the more
+//!   so the older the gradients are, and their mean is nearer to it (Polyak and Juditsky, "Acceleration of Stochastic Approximation by
+//!   Averaging", 1992).
+//! - Workers compute with the weights to which the momentum leads meanwhile (DANA: Hakimi et al., "Taming Momentum in a Distributed
+//!   Asynchronous Environment", 2019).
+
+use shared_proto::blocks::VariableKind;
+use shared_proto::job::{Correction, Job, Optimizer};
+
+/// The corrections of a variable.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StaleSteps {
+    /// The part of a block's norm that all updates in flight may move it by.
+    limit: f64,
+    /// A step is never multiplied by less than the number of updates in flight to the power of minus this.
+    exponent: f64,
+    /// True if workers compute with look-ahead weights.
+    look_ahead: bool,
+    /// The number of the last updates over which weights are averaged; 0 if they are not.
+    window: u64,
+}
+
+/// The most updates over which weights are averaged.
+const LONGEST_WINDOW: f64 = 1000.0;
+
+/// The largest part of a job over which weights are averaged: in a short one they still move fast.
+const LARGEST_SHARE: f64 = 1.0 / 8.0;
+
+/// The most weights of a window that its average is taken of. All of them would cost each update memory traffic, and are hardly better.
+const POINTS: u64 = 16;
+
+/// The norms of a block's weights before an update, and of its step before that is shortened.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Norms {
+    /// The norm of the weights.
+    pub weights: f64,
+    /// The norm of the step.
+    pub step: f64,
+}
+
+/// The corrections of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StaleStep {
+    /// The part of the step that is made.
+    pub factor: f32,
+    /// The number of updates for which look-ahead weights are made; none if there are none.
+    pub ahead: Option<f64>,
+    /// The share of the new weights in their average; none if the average stays as it is.
+    pub average: Option<f32>,
+}
+
+impl StaleSteps {
+    /// Returns the corrections of a variable of this kind in a job that expects `total_updates` updates of each block; none if its steps
+    /// stay as they are.
+    pub(crate) fn of(
+        job: &Job,
+        optimizer: &Optimizer,
+        kind: VariableKind,
+        total_updates: u64,
+    ) -> Option<Self> {
+        if !job.strategy.corrects() {
+            return None;
+        }
+        let Correction {
+            step_limit,
+            look_ahead,
+            average,
+            ..
+        } = job.strategy.correction;
+        // A job that ends after some steps does not tell how long a pass is.
+        let of_pass = match job.steps {
+            None => average * (total_updates / u64::from(job.epochs.max(1))) as f64,
+            Some(_) => average * LONGEST_WINDOW,
+        };
+        let of_job = LARGEST_SHARE * total_updates as f64;
+        let window = match job.averages_last_weights() {
+            true => of_pass.min(of_job).min(LONGEST_WINDOW) as u64,
+            false => 0,
+        };
+        match kind {
+            VariableKind::Frozen => return None,
+            // It is averaged as the weights are with which it was measured.
+            VariableKind::Averaged => {
+                let only_averaged = Self {
+                    limit: f64::INFINITY,
+                    exponent: 0.0,
+                    look_ahead: false,
+                    window,
+                };
+                return (window > 1).then_some(only_averaged);
+            }
+            VariableKind::Trained => {}
+        }
+        let exponent = match optimizer {
+            // The mean of n gradients moves the weights by the n-th part of their sum.
+            Optimizer::Sgd(_) | Optimizer::Momentum(_) => 1.0,
+            // The slots divide by the noise of a single gradient, which is larger than that of a mean.
+            Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::RmsProp(_) => 0.75,
+            Optimizer::Adagrad(_) | Optimizer::Ftrl(_) => 0.5,
+        };
+        Some(Self {
+            limit: step_limit,
+            exponent,
+            look_ahead: look_ahead && optimizer.has_momentum(),
+            window,
+        })
+    }
+
+    /// Returns the corrections of the next step of a block: with the norms of the last one, because its own are known only once it is made;
+    /// with the updates in flight, and with the mean staleness. Without a last step, it has its share of a synchronous one. `number` is the
+    /// number of this step among the corrected ones, from 1.
+    pub fn next(
+        self,
+        number: u64,
+        last: Option<Norms>,
+        in_flight: f64,
+        mean_staleness: f64,
+    ) -> StaleStep {
+        StaleStep {
+            factor: self.factor(last.unwrap_or_default(), in_flight),
+            ahead: self.look_ahead.then_some(mean_staleness),
+            average: self.average(number),
+        }
+    }
+
+    /// Returns the share of the weights after a step in their average. Until the window is full, the average is the mean of all; then it is
+    /// exponential.
+    fn average(self, number: u64) -> Option<f32> {
+        let every = self.window.div_ceil(POINTS).max(1);
+        let points = number / every;
+        let takes_part = self.window > 1 && number.is_multiple_of(every);
+        takes_part.then(|| 1.0 / points.min(self.window / every) as f32)
+    }
+
+    /// Returns the factor of a step: 1, or less.
+    fn factor(self, Norms { weights, step }: Norms, in_flight: f64) -> f32 {
+        let share = in_flight.max(1.0).powf(-self.exponent);
+        let allowed = self.limit * weights / (in_flight * step);
+        // Norms that are no finite numbers leave the share.
+        match allowed >= 1.0 {
+            true => 1.0,
+            false => allowed.max(share) as f32,
+        }
+    }
+}
+
+/// The most updates over which a sum of powers goes; later ones hardly count.
+const MOST_UPDATES: f64 = 1000.0;
+
+/// Returns how far a velocity of 1 carries in the next `updates` without gradients: the sum of the powers of the momentum `mu` from the first
+/// on, each times `scale` of its number. A part of an update counts as this part of its step.
+pub(crate) fn carry(mu: f32, updates: f64, scale: impl Fn(u64) -> f64) -> f32 {
+    let (mut sum, mut power, mut number) = (0.0, 1.0, 0);
+    let mut rest = updates.clamp(0.0, MOST_UPDATES);
+    while rest > 0.0 {
+        power *= f64::from(mu);
+        number += 1;
+        sum += rest.min(1.0) * power * scale(number);
+        rest -= 1.0;
+    }
+    sum as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Option<StaleSteps> {
+        let job = Job::from_toml(text).unwrap();
+        StaleSteps::of(&job, &job.optimizer, VariableKind::Trained, 0)
+    }
+
+    #[test]
+    fn a_step_is_limited_by_what_is_in_flight_and_keeps_its_share_of_a_synchronous_one() {
+        let sgd = of("[optimizer]\nname = \"sgd\"").unwrap();
+        for (weights, step, in_flight, factor) in [
+            (10.0, 0.1, 4.0, 1.0),
+            (10.0, 0.2, 4.0, 0.625),
+            (10.0, 1.0, 4.0, 0.25),
+            (0.0, 1.0, 8.0, 0.125),
+            (0.0, 0.0, 8.0, 0.125),
+            (10.0, 0.0, 8.0, 1.0),
+            (0.0, 1.0, 1.0, 1.0),
+        ] {
+            let found = sgd.factor(Norms { weights, step }, in_flight);
+            assert_eq!(found, factor as f32, "{weights} {step} {in_flight}");
+        }
+        let adam = of("[optimizer]\nname = \"adam\"").unwrap();
+        assert_eq!(adam.next(1, None, 16.0, 0.0).factor, 0.125);
+        for (weights, step) in [
+            (f64::NAN, 1.0),
+            (1.0, f64::NAN),
+            (f64::INFINITY, f64::INFINITY),
+        ] {
+            assert_eq!(sgd.factor(Norms { weights, step }, 4.0), 0.25);
+        }
+    }
+
+    #[test]
+    fn steps_stay_as_they_are_where_the_job_says_so_and_where_no_weights_are_old() {
+        for text in [
+            "[strategy]\nmode = \"sync\"",
+            "[strategy]\nname = \"multi-worker-mirrored\"",
+            "[strategy]\ncorrection = { enabled = false }",
+        ] {
+            assert_eq!(of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_average_is_the_mean_of_all_weights_until_its_window_is_full() {
+        let of = |text: &str, total| {
+            let job = Job::from_toml(text).unwrap();
+            StaleSteps::of(&job, &job.optimizer, VariableKind::Trained, total).unwrap()
+        };
+        let shares = |stale: StaleSteps| -> Vec<Option<f32>> {
+            (1..=9).map(|number| stale.average(number)).collect()
+        };
+        let few = of("epochs = 8", 24);
+        assert_eq!(few.window, 3);
+        let share = [1.0, 1.0 / 2.0, 1.0 / 3.0].map(Some);
+        assert_eq!(shares(few)[..4], [share[0], share[1], share[2], share[2]]);
+        // Of 100 updates, every seventh takes part.
+        let many = of("epochs = 2", 800);
+        assert_eq!(many.window, 100);
+        assert_eq!(shares(many)[5..8], [None, Some(1.0), None]);
+        assert_eq!(
+            (many.average(14), many.average(700)),
+            (Some(0.5), Some(1.0 / 14.0))
+        );
+        assert_eq!(of("epochs = 1", u64::MAX).window, 1000);
+        for text in [
+            "ema_decay = 0.9",
+            "[strategy]\ncorrection = { average = 0.0 }",
+        ] {
+            assert_eq!(of(text, 1000).window, 0, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_velocity_carries_as_far_as_its_powers_add_up_to() {
+        let sum = |mu: f32, updates: i32| (1..=updates).map(|n| mu.powi(n)).sum::<f32>();
+        for updates in [0, 1, 3, 30] {
+            let found = carry(0.9, updates.into(), |_| 1.0);
+            assert!((found - sum(0.9, updates)).abs() < 1e-5, "{updates}");
+        }
+        assert_eq!(carry(0.5, 1.5, |_| 1.0), 0.625);
+        assert_eq!(carry(0.5, 2.0, |number| number as f64), 1.0);
+        assert_eq!(carry(1.0, f64::MAX, |_| 1.0), 1000.0);
+    }
+}

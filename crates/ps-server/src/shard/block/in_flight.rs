@@ -1,0 +1,81 @@
+//! The updates of a block that are under way at a time.
+
+use optimizer::{Norms, StaleStep, StaleSteps};
+use shared_proto::ids::Version;
+
+/// The largest staleness that counts, for each worker. A worker that computes ahead has two gradients under way.
+const MOST_FOR_EACH_WORKER: u64 = 4;
+
+/// The updates of a block that are under way at a time. They are not in checkpoints: a few updates show them again.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    /// The mean staleness of the last updates; none before the first one.
+    mean_staleness: Option<f64>,
+    /// The version that the last update made, and its norms; none before the first one.
+    last: Option<(Version, Norms)>,
+    /// The number of corrected updates.
+    corrected: u64,
+}
+
+impl InFlight {
+    /// Returns the corrections of the next update, while so many workers are members.
+    pub(super) fn next(&mut self, staleness: u64, workers: usize, stale: StaleSteps) -> StaleStep {
+        self.note(staleness, workers);
+        self.corrected += 1;
+        let norms = self.last.map(|(_, norms)| norms);
+        let (updates, staleness) = (self.updates(workers), self.mean_staleness());
+        stale.next(self.corrected, norms, updates, staleness)
+    }
+
+    /// Notes the norms of an update, and the version that it has made.
+    pub(super) fn made(&mut self, version: Version, norms: Norms) {
+        self.last = Some((version, norms));
+    }
+
+    /// Returns the version that the last update has made.
+    pub(super) fn version(&self) -> Option<Version> {
+        self.last.map(|(version, _)| version)
+    }
+
+    /// Notes the staleness of an update. The mean is over about twice as many updates as there are workers, and begins where each worker
+    /// has one gradient under way. A single gradient that is much older does not count as such.
+    fn note(&mut self, staleness: u64, workers: usize) {
+        let staleness = staleness.min(MOST_FOR_EACH_WORKER * workers as u64);
+        let before = self.mean_staleness.unwrap_or(workers as f64 - 1.0);
+        let mean = before + (staleness as f64 - before) / (2 * workers) as f64;
+        self.mean_staleness = Some(mean);
+    }
+
+    fn mean_staleness(&self) -> f64 {
+        self.mean_staleness.unwrap_or_default()
+    }
+
+    /// Returns the number of updates under way, this one included. It is at least the number of workers: where one of them is slow, most
+    /// updates are hardly stale, but those of the slow one come upon all others at once.
+    fn updates(&self, workers: usize) -> f64 {
+        (1.0 + self.mean_staleness()).max(workers as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_follows_the_staleness_and_one_outlier_hardly_counts() {
+        let mut in_flight = InFlight::default();
+        in_flight.note(7, 8);
+        assert_eq!(in_flight.updates(8), 8.0);
+        for _ in 0..200 {
+            in_flight.note(15, 8);
+        }
+        assert!((in_flight.updates(8) - 16.0).abs() < 0.01);
+        in_flight.note(u64::MAX, 8);
+        assert!(in_flight.updates(8) < 17.1);
+        for _ in 0..200 {
+            in_flight.note(0, 8);
+        }
+        // Each worker has a gradient under way.
+        assert_eq!(in_flight.updates(8), 8.0);
+    }
+}
