@@ -191,7 +191,7 @@ def train(command, cell, mode, seed, arguments, folder):
             return {**result, "error": (errors or [done.stderr[-300:]])[0]}
         evaluations = [{name: finite(value) for name, value in metrics.items()} for metrics in evaluations]
         losses = [numbers["loss"] for numbers in evaluations]
-        return {**result, "metrics": evaluations[-1], "late_loss": max(losses[-5:]), "losses": [round(loss, 5) for loss in losses]}
+        return {**result, "metrics": evaluations[-1], "late_loss": max(losses[-5:]), "rose": any(record.get("event") == "loss_rose" for record in records), "losses": [round(loss, 5) for loss in losses]}
 
 
 def finite(value):

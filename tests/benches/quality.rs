@@ -187,7 +187,7 @@ impl World {
 
 /// Prints the records that a measurement needs.
 fn tell(record: Value) {
-    if record["event"] == "evaluation" {
+    if record["event"] == "evaluation" || record["event"] == "loss_rose" {
         println!("{record}");
     }
 }

@@ -39,6 +39,11 @@ const COUNTS: [f64; 12] = [
 /// The bounds of factors from 0 to 1.
 const FACTORS: [f64; 10] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.999, 1.0];
 
+/// The bounds of norms of steps, relative to the norm of the weights.
+const NORMS: [f64; 11] = [
+    1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0,
+];
+
 /// The interval at which samples of histograms are sorted into their buckets.
 const UPKEEP: Duration = Duration::from_secs(5);
 
@@ -113,6 +118,7 @@ pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_steps".to_owned()), &COUNTS)?
         .set_buckets_for_metric(Matcher::Suffix("_updates".to_owned()), &COUNTS)?
         .set_buckets_for_metric(Matcher::Suffix("_factor".to_owned()), &FACTORS)?
+        .set_buckets_for_metric(Matcher::Suffix("_norm".to_owned()), &NORMS)?
         .install_recorder()
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Progress {
     learning_rate_factor: f64,
     /// True if the store of checkpoints was full at the last look.
     store_is_full: bool,
+    /// True if the warning was shown.
+    warned: bool,
 }
 
 impl Progress {
@@ -54,6 +56,7 @@ impl Progress {
             quiet,
             learning_rate_factor: 1.0,
             store_is_full: false,
+            warned: false,
         }
     }
 
@@ -68,6 +71,10 @@ impl Progress {
                 ),
                 false => "checkpoints have room again".to_owned(),
             });
+        }
+        if !self.warned && !status.warning.is_empty() {
+            self.warned = true;
+            self.say(&harmless(&status.warning));
         }
         if status.phase() == JobPhase::Starting {
             self.whole

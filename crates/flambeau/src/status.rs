@@ -159,7 +159,12 @@ pub(crate) fn table(status: &wire::Status) -> String {
             "the learning rate has fallen to {factor:.3e} of the job's"
         );
     }
-    for reason in [&status.waiting_for, &status.checkpoint_error, &status.error] {
+    for reason in [
+        &status.waiting_for,
+        &status.checkpoint_error,
+        &status.warning,
+        &status.error,
+    ] {
         if !reason.is_empty() {
             let _ = writeln!(text, "{}", harmless(reason));
         }

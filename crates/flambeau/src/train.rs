@@ -186,7 +186,8 @@ fn begin(job: Job, arguments: Arguments, registry: &Registry) -> Result<(), Comm
     } else {
         outln!("{}", table(&outcome).trim_fmt());
     }
-    if let Some(warning) = stale(&outcome.summary) {
+    let risen = Some(&summary.warning).filter(|warning| !warning.is_empty());
+    for warning in stale(summary).iter().chain(risen) {
         noteln!("flambeau: {warning}");
     }
     stopped.map_or(Ok(()), Err)

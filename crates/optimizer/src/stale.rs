@@ -50,6 +50,8 @@ pub struct Norms {
 pub struct StaleStep {
     /// The part of the step that is made.
     pub factor: f32,
+    /// The part that a step has in a synchronous one.
+    pub share: f64,
     /// The number of updates for which look-ahead weights are made; none if there are none.
     pub ahead: Option<f64>,
     /// The share of the new weights in their average; none if the average stays as it is.
@@ -123,8 +125,10 @@ impl StaleSteps {
         in_flight: f64,
         mean_staleness: f64,
     ) -> StaleStep {
+        let share = in_flight.max(1.0).powf(-self.exponent);
         StaleStep {
-            factor: self.factor(last.unwrap_or_default(), in_flight),
+            factor: self.factor(last.unwrap_or_default(), in_flight, share),
+            share,
             ahead: self.look_ahead.then_some(mean_staleness),
             average: self.average(number),
         }
@@ -139,9 +143,13 @@ impl StaleSteps {
         takes_part.then(|| 1.0 / points.min(self.window / every) as f32)
     }
 
-    /// Returns the factor of a step: 1, or less.
-    fn factor(self, Norms { weights, step }: Norms, in_flight: f64) -> f32 {
-        let share = in_flight.max(1.0).powf(-self.exponent);
+    /// Returns whether steps are limited. Variables that are measured are averaged alone.
+    pub fn limits_steps(self) -> bool {
+        self.limit.is_finite()
+    }
+
+    /// Returns the factor of a step: 1, or less, but at least `share`.
+    fn factor(self, Norms { weights, step }: Norms, in_flight: f64, share: f64) -> f32 {
         let allowed = self.limit * weights / (in_flight * step);
         // Norms that are no finite numbers leave the share.
         match allowed >= 1.0 {
@@ -189,8 +197,9 @@ mod tests {
             (10.0, 0.0, 8.0, 1.0),
             (0.0, 1.0, 1.0, 1.0),
         ] {
-            let found = sgd.factor(Norms { weights, step }, in_flight);
-            assert_eq!(found, factor as f32, "{weights} {step} {in_flight}");
+            let found = sgd.next(1, Some(Norms { weights, step }), in_flight, 0.0);
+            assert_eq!(found.factor, factor as f32, "{weights} {step} {in_flight}");
+            assert_eq!(found.share, 1.0 / in_flight);
         }
         let adam = of("[optimizer]\nname = \"adam\"").unwrap();
         assert_eq!(adam.next(1, None, 16.0, 0.0).factor, 0.125);
@@ -199,7 +208,8 @@ mod tests {
             (1.0, f64::NAN),
             (f64::INFINITY, f64::INFINITY),
         ] {
-            assert_eq!(sgd.factor(Norms { weights, step }, 4.0), 0.25);
+            let norms = Norms { weights, step };
+            assert_eq!(sgd.next(1, Some(norms), 4.0, 0.0).factor, 0.25);
         }
     }
 

@@ -4,8 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use parking_lot::Mutex;
 use shared_proto::refusal::Refusal;
 use shared_proto::wire;
+
+use crate::shard::LimitedStep;
 
 /// Handles of the metrics, built once.
 pub(crate) struct Counters {
@@ -28,12 +31,15 @@ pub(crate) struct Counters {
     pull_wait: Histogram,
     staleness: Histogram,
     step_factor: Histogram,
+    step_norm: Histogram,
+    synchronous_norm: Histogram,
     lead: Histogram,
     // The report needs copies of these counts, because metrics cannot be read back.
     held: [AtomicU64; 2],
     checkpoint_bytes: AtomicU64,
     updates: AtomicU64,
     staleness_sum: AtomicU64,
+    steps: Mutex<wire::LimitedSteps>,
     max_lead: AtomicU64,
     refused: AtomicU64,
 }
@@ -60,22 +66,30 @@ impl Counters {
             pull_wait: histogram!("flambeau_ps_pull_wait_seconds"),
             staleness: histogram!("flambeau_ps_gradient_staleness_updates"),
             step_factor: histogram!("flambeau_ps_step_factor"),
+            step_norm: histogram!("flambeau_ps_step_norm"),
+            synchronous_norm: histogram!("flambeau_ps_synchronous_step_norm"),
             lead: histogram!("flambeau_ps_clock_lead_steps"),
             held: [AtomicU64::new(0), AtomicU64::new(0)],
             checkpoint_bytes: AtomicU64::new(0),
             updates: AtomicU64::new(0),
             staleness_sum: AtomicU64::new(0),
+            steps: Mutex::default(),
             max_lead: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }
     }
 
-    /// Counts an update of a block. `factor` is that of its step, if it could be shortened.
-    pub(crate) fn applied(&self, took: Duration, staleness: u64, factor: Option<f32>) {
+    /// Counts an update of a block, and its step if that could be shortened.
+    pub(crate) fn applied(&self, took: Duration, staleness: u64, step: Option<LimitedStep>) {
         self.apply.record(took);
         self.staleness.record(staleness as f64);
-        if let Some(factor) = factor {
-            self.step_factor.record(f64::from(factor));
+        // A step from weights of 0, or to values that are no numbers, has no relative norm.
+        if let Some(step) = step.filter(|step| step.norm.is_finite()) {
+            self.step_factor.record(f64::from(step.factor));
+            self.step_norm.record(step.norm);
+            self.synchronous_norm.record(step.synchronous_norm);
+            let mut steps = self.steps.lock();
+            steps.add_step(f64::from(step.factor), step.norm, step.synchronous_norm);
         }
         self.updates.fetch_add(1, Relaxed);
         self.staleness_sum.fetch_add(staleness, Relaxed);
@@ -128,6 +142,7 @@ impl Counters {
             checkpoint_bytes: self.checkpoint_bytes.load(Relaxed),
             non_finite,
             tables,
+            limited_steps: Some(*self.steps.lock()),
             ..wire::ShardReport::default()
         }
     }

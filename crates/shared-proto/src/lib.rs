@@ -29,6 +29,7 @@ pub mod ids;
 pub mod job;
 pub mod kernel;
 mod kind;
+mod limited_steps;
 pub mod listener;
 pub mod network;
 pub mod number;

@@ -20,7 +20,7 @@
 //! - `stop`: the early end of a job
 //! - `fuzzing`: the drivers of fuzz targets
 //! - `observed`: counts for people, since this process started; `status`, `outcome`: the status, and the summary;
-//!   `record`: their form in the run directory
+//!   `record`: their form in the run directory; `rise`: a warning when the training loss rises
 
 mod admission;
 mod backoff;
@@ -50,6 +50,7 @@ mod process;
 mod record;
 mod recovery;
 mod ring;
+mod rise;
 mod rows;
 mod saving;
 mod shard_map;

@@ -6,6 +6,7 @@ use shared_proto::ids::TaskId;
 use shared_proto::wire;
 
 use super::ring::Rings;
+use super::rise::LossWatch;
 
 /// Counts since this process started.
 #[derive(Debug, Default)]
@@ -21,6 +22,9 @@ pub(super) struct Observed {
     pub(super) forgotten: Updates,
     /// The work since the last line of metrics.
     pub(super) recent: Recent,
+    pub(super) loss_watch: LossWatch,
+    /// What a person should know of the training; empty if there is nothing.
+    pub(super) warning: String,
     pub(super) rings: Rings,
 }
 
@@ -42,6 +46,7 @@ pub(super) struct Updates {
     pub(super) updates: u64,
     pub(super) staleness_sum: u64,
     pub(super) max_clock_lead: u64,
+    pub(super) limited_steps: wire::LimitedSteps,
 }
 
 impl Updates {
@@ -49,6 +54,9 @@ impl Updates {
         self.updates = self.updates.saturating_add(report.updates);
         self.staleness_sum = self.staleness_sum.saturating_add(report.staleness_sum);
         self.max_clock_lead = self.max_clock_lead.max(report.max_clock_lead);
+        if let Some(steps) = &report.limited_steps {
+            self.limited_steps.add(steps);
+        }
     }
 }
 

@@ -157,7 +157,11 @@ impl Cluster {
             late_steps: progress.tally.late,
             max_clock_lead: observed.max_clock_lead,
             mean_gradient_staleness: observed.staleness_sum as f64 / observed.updates.max(1) as f64,
+            mean_step_factor: observed.limited_steps.mean_factor(),
+            mean_step_norm: observed.limited_steps.mean_norm(),
+            mean_synchronous_step_norm: observed.limited_steps.mean_synchronous_norm(),
             times: self.mean_times(),
+            warning: self.observed.warning.clone(),
             stopped: ended_early && progress.stopped_early.is_empty(),
             stopped_early: match ended_early {
                 true => progress.stopped_early.clone(),

@@ -139,6 +139,18 @@ pub(crate) enum Record {
         factor: f64,
         why: String,
     },
+    /// The training loss has risen, and stays high.
+    LossRose {
+        #[serde(with = "number")]
+        seconds: f64,
+        steps: u64,
+        #[serde(with = "number")]
+        from: f64,
+        #[serde(with = "number")]
+        to: f64,
+        /// For people, with what to do.
+        warning: String,
+    },
     Ended {
         #[serde(with = "number")]
         seconds: f64,
@@ -220,9 +232,21 @@ pub struct Summary {
     /// Mean number of updates that a block took between a pull and the push made with it.
     #[serde(with = "number")]
     pub mean_gradient_staleness: f64,
+    /// Mean part of a block's step that was made, where steps are limited because gradients are of old weights; absent where none is.
+    #[serde(default, with = "number::option")]
+    pub mean_step_factor: Option<f64>,
+    /// Mean norm of these parts, relative to the norm of the block's weights.
+    #[serde(default, with = "number::option")]
+    pub mean_step_norm: Option<f64>,
+    /// Mean norm of the parts that these steps would have in synchronous ones.
+    #[serde(default, with = "number::option")]
+    pub mean_synchronous_step_norm: Option<f64>,
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
     #[serde(flatten, with = "number::map")]
     pub times: BTreeMap<String, f64>,
+    /// What a person should know of the training, as that its loss has risen; empty if there is nothing.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub warning: String,
     /// True if it was told to end before its data did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,

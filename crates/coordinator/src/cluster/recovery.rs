@@ -14,6 +14,7 @@ use super::evaluations::Evaluations;
 use super::observed::Recent;
 use super::record::Record;
 use super::ring::Cause;
+use super::rise::LossWatch;
 use super::saving::StoreTask;
 
 impl Cluster {
@@ -161,6 +162,8 @@ impl Cluster {
         let tally = &mut self.durable.training.tally;
         (tally.steps, tally.samples) = (progress.steps, progress.samples);
         self.observed.recent = Recent::default();
+        // Losses of before are no measure of those after the checkpoint.
+        self.observed.loss_watch = LossWatch::Over;
         self.not_last_any_more();
         self.schedule_last_evaluation();
     }

@@ -70,7 +70,7 @@ impl Shard {
                 let applied = block.apply(&origin, view, &gradient, based_on, store.rule(id));
                 let applied = applied.map_err(|lost| self.lose(&store.map.describe(id), lost))?;
                 self.counters
-                    .applied(began.elapsed(), applied.staleness, applied.factor);
+                    .applied(began.elapsed(), applied.staleness, applied.step);
                 if !block.is_finite() {
                     store.found_non_finite(id);
                 }

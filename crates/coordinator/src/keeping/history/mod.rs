@@ -291,6 +291,9 @@ fn remark(record: &Record) -> Option<(f64, String)> {
             *seconds,
             format!("the learning rate falls to {factor:.3e} of the job's: {why}"),
         ),
+        Record::LossRose {
+            seconds, warning, ..
+        } => (*seconds, warning.clone()),
         Record::Ended { seconds, error } if error.is_empty() => {
             (*seconds, "the job ended".to_owned())
         }

@@ -15,7 +15,7 @@ mod rows;
 use std::collections::BTreeMap;
 
 use checkpoint::{SavedBlock, SavedValues, Watermark};
-use optimizer::{StaleSteps, VariableRule};
+use optimizer::{Norms, StaleStep, StaleSteps, VariableRule};
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::payload::Elements;
@@ -105,8 +105,30 @@ pub(crate) struct Applied {
     pub(crate) version: Version,
     /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
-    /// The factor of its step; none if it could not be shortened.
-    pub(crate) factor: Option<f32>,
+    /// Its step; none if that could not be shortened.
+    pub(crate) step: Option<LimitedStep>,
+}
+
+/// A step that is limited because its gradient was of old weights. Norms are relative to that of the block's weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LimitedStep {
+    /// The part of the step that was made.
+    pub(crate) factor: f32,
+    /// The norm of that part. It is infinite where all weights were 0.
+    pub(crate) norm: f64,
+    /// The norm of the part that the step has in a synchronous one.
+    pub(crate) synchronous_norm: f64,
+}
+
+impl LimitedStep {
+    fn of(step: StaleStep, norms: Norms) -> Self {
+        let whole = norms.step / norms.weights;
+        Self {
+            factor: step.factor,
+            norm: f64::from(step.factor) * whole,
+            synchronous_norm: step.share * whole,
+        }
+    }
 }
 
 /// The bytes of a block and of a watermark in the header of a file.
@@ -357,7 +379,7 @@ impl Block {
         let made = self.version.next();
         let lowered_to = view.learning_rate_factor;
         let stale = self.stale_steps(view, rule);
-        let factor = match stale {
+        let step = match stale {
             Some(stale) => {
                 let update = rule.update_after(self.version.0, lowered_to);
                 let step = self.in_flight.next(staleness, view.workers.len(), stale);
@@ -365,7 +387,7 @@ impl Block {
                 let (finite, norms) = contents.update_stale(gradient, rule, update, step)?;
                 self.updated(finite);
                 self.in_flight.made(self.version, norms);
-                Some(step.factor)
+                stale.limits_steps().then(|| LimitedStep::of(step, norms))
             }
             None => {
                 // Corrected updates are counted anew once several workers push.
@@ -379,7 +401,7 @@ impl Block {
         Ok(Applied {
             version: self.version,
             staleness,
-            factor,
+            step,
         })
     }
 
