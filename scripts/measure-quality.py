@@ -51,7 +51,7 @@ hidden = [32, 32]
 FASHION = """epochs = 3
 batch_size = 64
 [data]
-kind = "idx"
+kind = "fashion-mnist"
 dir = "{shared}/fashion-mnist"
 [model]
 name = "{model}"
@@ -74,7 +74,7 @@ name = "factorization-machine"
 embedding = 8
 """
 
-CLICKS = """epochs = 2
+CLICKS = """epochs = 1
 batch_size = 128
 [data]
 kind = "clicks"
@@ -84,14 +84,13 @@ embedding = 8
 hidden = [64, 32]
 """
 
-CRITEO = """epochs = 2
+CRITEO = """epochs = 1
 batch_size = 64
 [data]
 kind = "criteo"
-dir = "{shared}/criteo-10k"
+dir = "{shared}/criteo-10k/train.first10k.txt"
+held_out = 0.2
 [data.options]
-train = "train.tsv"
-test = "test.tsv"
 buckets = 1000000
 [model]
 name = "deepfm"
@@ -132,7 +131,7 @@ def grid():
 
 def large():
     """The stated part of the grid of the large jobs."""
-    return [f"{job}:{workers}" for job in LARGE_JOBS for workers in (2, 8)]
+    return [f"{job}:{workers}" for job in LARGE_JOBS for workers in ((2, 8) if job.startswith("fashion-cnn") else (2, 8, 16))]
 
 
 def make_regression(folder):

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use optimizer::{LookAhead, MOST_SLOTS, Norms, Part, StaleStep, Update, VariableRule};
-use shared_proto::kernel::Kernel;
+use shared_proto::kernel::{Kernel, Simd, WithSimd};
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
 use shared_proto::values::Values;
 
@@ -343,22 +343,37 @@ const LANES: usize = 16;
 
 /// Returns the sums of the squares of weights, and of the step from them.
 fn squares_of_step(kernel: Kernel, before: &[f32], after: &[f32]) -> [f64; 2] {
-    let (mut weights, mut steps) = ([0f32; LANES], [0f32; LANES]);
-    kernel.run(|| {
-        for (before, after) in before.chunks_exact(LANES).zip(after.chunks_exact(LANES)) {
+    let sums = kernel.run(SquaresOfStep { before, after });
+    sums.map(|sums| sums.into_iter().map(f64::from).sum())
+}
+
+/// The weights before and after a step.
+struct SquaresOfStep<'a> {
+    before: &'a [f32],
+    after: &'a [f32],
+}
+
+impl WithSimd for SquaresOfStep<'_> {
+    type Output = [[f32; LANES]; 2];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Self::Output {
+        let (mut weights, mut steps) = ([0.0; LANES], [0.0; LANES]);
+        let (before, rest_before) = self.before.as_chunks::<LANES>();
+        let (after, rest_after) = self.after.as_chunks::<LANES>();
+        for (before, after) in before.iter().zip(after) {
             for lane in 0..LANES {
                 let moved = after[lane] - before[lane];
                 weights[lane] += before[lane] * before[lane];
                 steps[lane] += moved * moved;
             }
         }
-    });
-    let whole = before.len() - before.len() % LANES;
-    for (before, after) in before[whole..].iter().zip(&after[whole..]) {
-        weights[0] += before * before;
-        steps[0] += (after - before) * (after - before);
+        for (before, after) in rest_before.iter().zip(rest_after) {
+            weights[0] += before * before;
+            steps[0] += (after - before) * (after - before);
+        }
+        [weights, steps]
     }
-    [weights, steps].map(|sums| sums.into_iter().map(f64::from).sum())
 }
 
 /// Adds a gradient times a factor to a sum.
