@@ -184,13 +184,14 @@ def train(command, cell, mode, seed, arguments, folder):
             lines = done.stdout
         records = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
         evaluations = [record["metrics"] for record in records if record.get("event") == "evaluation"]
-        result = {"cell": cell, "mode": mode, "seed": seed, "set": arguments.set, "real": bool(arguments.program), "passes": len(evaluations)}
+        rose = any(record.get("event") == "loss_rose" for record in records)
+        result = {"cell": cell, "mode": mode, "seed": seed, "set": arguments.set, "real": bool(arguments.program), "passes": len(evaluations), "rose": rose}
         errors = [record["error"] for record in records if record.get("error")]
         if done.returncode != 0 or not evaluations or errors:
             return {**result, "error": (errors or [done.stderr[-300:]])[0]}
         evaluations = [{name: finite(value) for name, value in metrics.items()} for metrics in evaluations]
         losses = [numbers["loss"] for numbers in evaluations]
-        return {**result, "metrics": evaluations[-1], "late_loss": max(losses[-5:]), "rose": any(record.get("event") == "loss_rose" for record in records), "losses": [round(loss, 5) for loss in losses]}
+        return {**result, "metrics": evaluations[-1], "late_loss": max(losses[-5:]), "losses": [round(loss, 5) for loss in losses]}
 
 
 def finite(value):
@@ -235,6 +236,9 @@ def table(results):
     for name, all_cells in held.items():
         if all_cells:
             ratios = [ratio for _, ratio in all_cells]
+            runs = [run for of_cell in cells.values() for run in of_cell.get(name, [])]
+            failed, rose = ([run for run in runs if key in run and run[key]] for key in ("error", "rose"))
+            print(f"{name}: {len(runs)} runs, of which {len(failed)} failed and {len(rose)} warned of a rising loss")
             print(f"{name}: {sum(holds for holds, _ in all_cells)} of {len(all_cells)} cells hold; loss / sync's: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}")
 
 

@@ -75,7 +75,7 @@ pub fn json(status: &wire::Status) -> Value {
         "run": status.run,
         "checkpoint_error": status.checkpoint_error,
         "checkpoint_store_full": status.checkpoint_store_full,
-        "warning": status.warning,
+        "loss_warning": status.loss_warning,
         "lost_updates": status.lost_updates,
         "learning_rate_factor": Number(status.learning_rate_factor.unwrap_or(1.0)),
         "evaluations": status.evaluations.iter().map(|e| json!({
@@ -119,7 +119,7 @@ pub fn failure(status: &wire::TaskStatus) -> Option<String> {
 
 fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
     let report = status.report.clone().unwrap_or_default();
-    let steps = report.limited_steps.unwrap_or_default();
+    let steps = report.corrected_steps.unwrap_or_default();
     json!({
         "shard": shard,
         "server": task_of(status.server.as_ref()).map(|t| t.to_string()),
@@ -130,8 +130,7 @@ fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
         "max_clock_lead": report.max_clock_lead,
         "mean_gradient_staleness": Number(report.staleness_sum as f64 / report.updates.max(1) as f64),
         "mean_step_factor": steps.mean_factor().map(Number),
-        "mean_step_norm": steps.mean_norm().map(Number),
-        "mean_synchronous_step_norm": steps.mean_synchronous_norm().map(Number),
+        "mean_synchronous_ratio": steps.mean_synchronous_ratio().map(Number),
         "refused": report.refused,
         "non_finite": report.non_finite,
         "lost_steps": status.lost_steps,

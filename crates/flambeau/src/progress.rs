@@ -72,9 +72,9 @@ impl Progress {
                 false => "checkpoints have room again".to_owned(),
             });
         }
-        if !self.warned && !status.warning.is_empty() {
+        if !self.warned && !status.loss_warning.is_empty() {
             self.warned = true;
-            self.say(&harmless(&status.warning));
+            self.say(&harmless(&status.loss_warning));
         }
         if status.phase() == JobPhase::Starting {
             self.whole

@@ -162,7 +162,7 @@ pub(crate) fn table(status: &wire::Status) -> String {
     for reason in [
         &status.waiting_for,
         &status.checkpoint_error,
-        &status.warning,
+        &status.loss_warning,
         &status.error,
     ] {
         if !reason.is_empty() {

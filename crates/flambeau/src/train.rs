@@ -186,7 +186,7 @@ fn begin(job: Job, arguments: Arguments, registry: &Registry) -> Result<(), Comm
     } else {
         outln!("{}", table(&outcome).trim_fmt());
     }
-    let risen = Some(&summary.warning).filter(|warning| !warning.is_empty());
+    let risen = Some(&summary.loss_warning).filter(|warning| !warning.is_empty());
     for warning in stale(summary).iter().chain(risen) {
         noteln!("flambeau: {warning}");
     }

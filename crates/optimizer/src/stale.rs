@@ -50,8 +50,8 @@ pub struct Norms {
 pub struct StaleStep {
     /// The part of the step that is made.
     pub factor: f32,
-    /// The part that a step has in a synchronous one.
-    pub share: f64,
+    /// The factor that sync mode gives the step, where it is a mean over the gradients in flight.
+    pub synchronous_factor: f64,
     /// The number of updates for which look-ahead weights are made; none if there are none.
     pub ahead: Option<f64>,
     /// The share of the new weights in their average; none if the average stays as it is.
@@ -125,10 +125,10 @@ impl StaleSteps {
         in_flight: f64,
         mean_staleness: f64,
     ) -> StaleStep {
-        let share = in_flight.max(1.0).powf(-self.exponent);
+        let synchronous_factor = in_flight.max(1.0).powf(-self.exponent);
         StaleStep {
-            factor: self.factor(last.unwrap_or_default(), in_flight, share),
-            share,
+            factor: self.factor(last.unwrap_or_default(), in_flight, synchronous_factor),
+            synchronous_factor,
             ahead: self.look_ahead.then_some(mean_staleness),
             average: self.average(number),
         }
@@ -143,18 +143,23 @@ impl StaleSteps {
         takes_part.then(|| 1.0 / points.min(self.window / every) as f32)
     }
 
-    /// Returns whether steps are limited. Variables that are measured are averaged alone.
-    pub fn limits_steps(self) -> bool {
+    /// Returns whether steps may be shortened. Those of variables that are measured never are.
+    pub fn may_shorten(self) -> bool {
         self.limit.is_finite()
     }
 
-    /// Returns the factor of a step: 1, or less, but at least `share`.
-    fn factor(self, Norms { weights, step }: Norms, in_flight: f64, share: f64) -> f32 {
+    /// Returns the factor of a step: 1, or less, but at least `synchronous_factor`.
+    fn factor(
+        self,
+        Norms { weights, step }: Norms,
+        in_flight: f64,
+        synchronous_factor: f64,
+    ) -> f32 {
         let allowed = self.limit * weights / (in_flight * step);
-        // Norms that are no finite numbers leave the share.
+        // Norms that are no finite numbers leave the smallest factor.
         match allowed >= 1.0 {
             true => 1.0,
-            false => allowed.max(share) as f32,
+            false => allowed.max(synchronous_factor) as f32,
         }
     }
 }
@@ -199,7 +204,7 @@ mod tests {
         ] {
             let found = sgd.next(1, Some(Norms { weights, step }), in_flight, 0.0);
             assert_eq!(found.factor, factor as f32, "{weights} {step} {in_flight}");
-            assert_eq!(found.share, 1.0 / in_flight);
+            assert_eq!(found.synchronous_factor, 1.0 / in_flight);
         }
         let adam = of("[optimizer]\nname = \"adam\"").unwrap();
         assert_eq!(adam.next(1, None, 16.0, 0.0).factor, 0.125);

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use shared_proto::refusal::Refusal;
 use shared_proto::wire;
 
-use crate::shard::LimitedStep;
+use crate::shard::CorrectedStep;
 
 /// Handles of the metrics, built once.
 pub(crate) struct Counters {
@@ -39,7 +39,7 @@ pub(crate) struct Counters {
     checkpoint_bytes: AtomicU64,
     updates: AtomicU64,
     staleness_sum: AtomicU64,
-    steps: Mutex<wire::LimitedSteps>,
+    steps: Mutex<wire::CorrectedSteps>,
     max_lead: AtomicU64,
     refused: AtomicU64,
 }
@@ -79,17 +79,21 @@ impl Counters {
         }
     }
 
-    /// Counts an update of a block, and its step if that could be shortened.
-    pub(crate) fn applied(&self, took: Duration, staleness: u64, step: Option<LimitedStep>) {
+    /// Counts an update of a block, and its step if that can be shortened.
+    pub(crate) fn applied(&self, took: Duration, staleness: u64, step: Option<CorrectedStep>) {
         self.apply.record(took);
         self.staleness.record(staleness as f64);
-        // A step from weights of 0, or to values that are no numbers, has no relative norm.
-        if let Some(step) = step.filter(|step| step.norm.is_finite()) {
-            self.step_factor.record(f64::from(step.factor));
-            self.step_norm.record(step.norm);
-            self.synchronous_norm.record(step.synchronous_norm);
-            let mut steps = self.steps.lock();
-            steps.add_step(f64::from(step.factor), step.norm, step.synchronous_norm);
+        if let Some(step) = step {
+            self.step_factor.record(step.factor);
+            self.steps
+                .lock()
+                .add_step(step.factor, step.synchronous_factor);
+            // A step from weights of 0 has no relative norm.
+            if step.relative_norm.is_finite() {
+                self.step_norm.record(step.factor * step.relative_norm);
+                self.synchronous_norm
+                    .record(step.synchronous_factor * step.relative_norm);
+            }
         }
         self.updates.fetch_add(1, Relaxed);
         self.staleness_sum.fetch_add(staleness, Relaxed);
@@ -142,7 +146,7 @@ impl Counters {
             checkpoint_bytes: self.checkpoint_bytes.load(Relaxed),
             non_finite,
             tables,
-            limited_steps: Some(*self.steps.lock()),
+            corrected_steps: Some(*self.steps.lock()),
             ..wire::ShardReport::default()
         }
     }

@@ -24,12 +24,12 @@
 
 pub mod blocks;
 pub mod connections;
+mod corrected_steps;
 pub mod hash;
 pub mod ids;
 pub mod job;
 pub mod kernel;
 mod kind;
-mod limited_steps;
 pub mod listener;
 pub mod network;
 pub mod number;

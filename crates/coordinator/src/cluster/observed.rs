@@ -23,8 +23,8 @@ pub(super) struct Observed {
     /// The work since the last line of metrics.
     pub(super) recent: Recent,
     pub(super) loss_watch: LossWatch,
-    /// What a person should know of the training; empty if there is nothing.
-    pub(super) warning: String,
+    /// The newest rise of the training loss, and what to change; empty if there is none.
+    pub(super) loss_warning: String,
     pub(super) rings: Rings,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Updates {
     pub(super) updates: u64,
     pub(super) staleness_sum: u64,
     pub(super) max_clock_lead: u64,
-    pub(super) limited_steps: wire::LimitedSteps,
+    pub(super) corrected_steps: wire::CorrectedSteps,
 }
 
 impl Updates {
@@ -54,8 +54,8 @@ impl Updates {
         self.updates = self.updates.saturating_add(report.updates);
         self.staleness_sum = self.staleness_sum.saturating_add(report.staleness_sum);
         self.max_clock_lead = self.max_clock_lead.max(report.max_clock_lead);
-        if let Some(steps) = &report.limited_steps {
-            self.limited_steps.add(steps);
+        if let Some(steps) = &report.corrected_steps {
+            self.corrected_steps.add(steps);
         }
     }
 }

@@ -147,7 +147,9 @@ pub(crate) enum Record {
         #[serde(with = "number")]
         from: f64,
         #[serde(with = "number")]
-        to: f64,
+        peak: f64,
+        #[serde(with = "number")]
+        now: f64,
         /// For people, with what to do.
         warning: String,
     },
@@ -232,21 +234,18 @@ pub struct Summary {
     /// Mean number of updates that a block took between a pull and the push made with it.
     #[serde(with = "number")]
     pub mean_gradient_staleness: f64,
-    /// Mean part of a block's step that was made, where steps are limited because gradients are of old weights; absent where none is.
+    /// Mean factor of the steps whose gradients were of old weights; none if there were none.
     #[serde(default, with = "number::option")]
     pub mean_step_factor: Option<f64>,
-    /// Mean norm of these parts, relative to the norm of the block's weights.
+    /// How many times as long as in sync mode these steps were, in the mean.
     #[serde(default, with = "number::option")]
-    pub mean_step_norm: Option<f64>,
-    /// Mean norm of the parts that these steps would have in synchronous ones.
-    #[serde(default, with = "number::option")]
-    pub mean_synchronous_step_norm: Option<f64>,
+    pub mean_synchronous_ratio: Option<f64>,
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
     #[serde(flatten, with = "number::map")]
     pub times: BTreeMap<String, f64>,
-    /// What a person should know of the training, as that its loss has risen; empty if there is nothing.
+    /// A rise of the training loss, and what to change; empty if there was none since the coordinator started.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub warning: String,
+    pub loss_warning: String,
     /// True if it was told to end before its data did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,

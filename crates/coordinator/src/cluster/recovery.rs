@@ -14,7 +14,6 @@ use super::evaluations::Evaluations;
 use super::observed::Recent;
 use super::record::Record;
 use super::ring::Cause;
-use super::rise::LossWatch;
 use super::saving::StoreTask;
 
 impl Cluster {
@@ -162,13 +161,13 @@ impl Cluster {
         let tally = &mut self.durable.training.tally;
         (tally.steps, tally.samples) = (progress.steps, progress.samples);
         self.observed.recent = Recent::default();
-        // Losses of before are no measure of those after the checkpoint.
-        self.observed.loss_watch = LossWatch::Over;
+        self.forget_losses();
         self.not_last_any_more();
         self.schedule_last_evaluation();
     }
 
     pub(super) fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
+        self.forget_losses();
         self.records.push_back(Record::Restored {
             seconds: self.seconds(now),
             checkpoint,

@@ -56,7 +56,7 @@ impl Cluster {
             strategy: self.job.strategy.name.name().to_owned(),
             pipeline: self.job.strategy.pipeline,
             learning_rate_factor: Some(self.learning_rate_factor()),
-            warning: self.observed.warning.clone(),
+            loss_warning: self.observed.loss_warning.clone(),
         }
     }
 

@@ -217,7 +217,11 @@ impl Cluster {
             let recent = &mut self.observed.recent;
             recent.worker_steps = recent.worker_steps.saturating_add(with_gradients);
             recent.loss_sum += request.loss_sum;
-            self.watch_loss(now, request.loss_sum / with_gradients.max(1) as f64);
+            // A step that was left out reports no loss.
+            let with_loss = with_gradients.saturating_sub(request.skipped);
+            if with_loss > 0 {
+                self.watch_loss(now, request.loss_sum / with_loss as f64);
+            }
         }
         self.may_persist();
         let more = with_gradients.saturating_sub(request.skipped);

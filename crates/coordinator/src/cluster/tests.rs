@@ -30,6 +30,7 @@ mod models;
 mod numbers;
 mod recovery;
 mod ring;
+mod rise;
 mod status;
 mod steps;
 mod stop;
@@ -72,16 +73,23 @@ impl Scene {
     /// A scene with a server and workers that train.
     fn training(mode: Mode, workers: u32) -> (Self, Vec<Task>) {
         let mut scene = Self::new(mode, Some(1), workers);
-        scene.join(Role::Ps, "ps");
-        let tasks: Vec<Task> = (0..workers)
-            .map(|index| scene.join(Role::Worker, &format!("w{index}")))
-            .collect();
-        assert_eq!(scene.variables(tasks[0]), Initialization::Yours);
-        scene.cluster.finish_initialization(tasks[0]).unwrap();
-        for task in &tasks {
-            scene.work(*task);
-        }
+        let tasks = scene.begin();
         (scene, tasks)
+    }
+
+    /// Lets a server and the job's workers join, and begins the training. Returns the workers.
+    fn begin(&mut self) -> Vec<Task> {
+        self.join(Role::Ps, "ps");
+        let workers = self.cluster.job.workers();
+        let tasks: Vec<Task> = (0..workers)
+            .map(|index| self.join(Role::Worker, &format!("w{index}")))
+            .collect();
+        assert_eq!(self.variables(tasks[0]), Initialization::Yours);
+        self.cluster.finish_initialization(tasks[0]).unwrap();
+        for task in &tasks {
+            self.work(*task);
+        }
+        tasks
     }
 
     /// Returns the state as another process reads it and checks it.

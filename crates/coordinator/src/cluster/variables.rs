@@ -58,6 +58,9 @@ pub(crate) struct WorkerData {
     pub(crate) digest: Vec<u8>,
 }
 
+/// The error of a job that wants the best weights of a model with tables.
+const BEST_WITH_TABLES: &str = "job setting `best` is not possible with this model: it has tables, whose rows are in checkpoints alone, and these are not of the best evaluation; leave `best` out, and let early_stopping end the job near the best evaluation";
+
 /// A worker's part in the initial values.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Initialization {
@@ -108,6 +111,10 @@ impl Cluster {
                 }
                 if let Some(start) = start {
                     check_start(start, &self.job, &model, task)?;
+                }
+                if self.job.best.is_some() && !model.tables.is_empty() {
+                    self.fail(now, BEST_WITH_TABLES.to_owned());
+                    return Err(Refusal::new(Reason::Malformed, BEST_WITH_TABLES));
                 }
                 self.durable.variables = Some(Variables {
                     model,

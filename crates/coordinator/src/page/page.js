@@ -104,12 +104,11 @@ function showWorkers(status) {
   ], workers, { note: workers.length ? bound : "No worker has joined yet.", tall: workers.length > MANY });
 }
 
-// A mean that is null where no step was limited.
-const part = (mean) => (mean === null ? "" : value(number(mean)));
-const ofSynchronous = (s) => (number(s.mean_synchronous_step_norm) > 0 ? `${value(number(s.mean_step_norm) / number(s.mean_synchronous_step_norm))} ×` : "");
+// A mean over corrected steps; the servers of sync mode have none.
+const mean = (n) => (n === null || n === undefined ? "" : value(number(n)));
 
 function showServers(status) {
-  const limited = status.shards.some((s) => s.mean_step_factor !== null);
+  const corrected = status.shards.some((s) => s.mean_step_factor !== null);
   table("Parameter servers", [
     ["shard", "", (s) => `${s.shard}`],
     ["server", "", (s) => s.server || "none"],
@@ -119,7 +118,7 @@ function showServers(status) {
     ["refused", "number wide", (s) => count(s.refused)],
     ["largest lead", "number", (s) => `${s.max_clock_lead}`],
     ["staleness", "number", (s) => value(number(s.mean_gradient_staleness))],
-    ...(limited ? [["step ×", "number", (s) => part(s.mean_step_factor)], ["beside sync", "number wide", ofSynchronous]] : []),
+    ...(corrected ? [["step factor", "number", (s) => mean(s.mean_step_factor)], ["× sync's", "number wide", (s) => mean(s.mean_synchronous_ratio)]] : []),
   ], status.shards, { tall: status.shards.length > MANY });
   table("Tables", [
     ["table", "", (t) => t.table],
@@ -218,7 +217,7 @@ function showLive(state) {
   head(status.job, `${way} · ${state.run_dir}`, status.phase);
   const troubles = status.tasks.filter((task) => task.trouble).map((task) => `${task.task} cannot work: ${task.trouble}`);
   const broken = status.shards.filter((s) => s.non_finite).map((s) => `Shard ${s.shard} has values of ${s.non_finite} that are NaN or infinite.`);
-  showTroubles([status.error, status.checkpoint_error, status.warning, ...troubles, ...broken], status.waiting_for);
+  showTroubles([status.error, status.checkpoint_error, status.loss_warning, ...troubles, ...broken], status.waiting_for);
   by("progress").hidden = !status.total_samples;
   by("done").style.width = `${(100 * status.samples) / Math.max(1, status.total_samples)}%`;
   const epoch = Math.min(status.data_epoch + 1, status.data_epochs);
@@ -243,7 +242,7 @@ function showLive(state) {
 function showReport(report) {
   const { summary, history } = report;
   head(report.job, `${summary.mode} · ${report.run_dir}`, summary.error ? "failed" : summary.stopped ? "stopped" : "done");
-  showTroubles([summary.error, summary.unsaved && `The last checkpoint could not be written: ${summary.unsaved}`, summary.warning]);
+  showTroubles([summary.error, summary.unsaved && `The last checkpoint could not be written: ${summary.unsaved}`, summary.loss_warning]);
   showHistory(history);
   for (const [name, mean] of Object.entries(summary.metrics)) tile(`test ${name}`, value(number(mean)));
   tile("samples/s", count(number(summary.samples_per_second)));
@@ -258,8 +257,8 @@ function showReport(report) {
     ["samples", count(summary.samples)],
     ["largest clock lead", `${summary.max_clock_lead} steps`],
     ["mean gradient staleness", `${value(number(summary.mean_gradient_staleness))} updates`],
-    ["mean factor of limited steps", part(summary.mean_step_factor ?? null)],
-    ["steps beside synchronous ones", ofSynchronous(summary)],
+    ["mean factor of steps", mean(summary.mean_step_factor)],
+    ["steps, in those of sync mode", mean(summary.mean_synchronous_ratio)],
     ["updates of blocks lost", count(summary.lost_updates)],
     ["steps left out (not finite)", count(summary.skipped_steps)],
     ["gradients left out (late)", count(summary.late_steps)],

@@ -31,6 +31,7 @@ pub(crate) struct Gauges {
     unable: Gauge,
     starts: Gauge,
     lost_updates: Gauge,
+    loss_rose: Gauge,
     orphans: Gauge,
     checkpoint: Gauge,
     store_full: Gauge,
@@ -72,6 +73,7 @@ impl Gauges {
             unable: gauge!("flambeau_coordinator_workers_unable"),
             starts: gauge!("flambeau_coordinator_starts"),
             lost_updates: gauge!("flambeau_coordinator_lost_updates"),
+            loss_rose: gauge!("flambeau_coordinator_loss_rose"),
             orphans: gauge!("flambeau_coordinator_shards_without_server"),
             checkpoint: gauge!("flambeau_coordinator_checkpoint"),
             store_full: gauge!("flambeau_coordinator_checkpoint_store_full"),
@@ -109,6 +111,8 @@ impl Gauges {
         }
         self.starts.set(cluster.starts() as f64);
         self.lost_updates.set(cluster.lost_updates() as f64);
+        self.loss_rose
+            .set(f64::from(u8::from(cluster.has_risen_loss())));
         self.orphans.set(cluster.shards_without_server() as f64);
         self.store_full
             .set(f64::from(u8::from(cluster.is_store_full())));

@@ -37,11 +37,6 @@ pub enum ReplicaError {
         /// The names of the model's tables.
         tables: Vec<String>,
     },
-    /// The best weights of a model with tables are wanted.
-    #[error(
-        "`best` is not possible with this model: it has tables, whose rows are in checkpoints alone, which are not of the best evaluation; leave `best` out, and use `early_stopping` to end near the best evaluation"
-    )]
-    BestWithTables,
     /// The devices do not fit the job, or several have failed to add up.
     #[error("{0}")]
     Devices(String),

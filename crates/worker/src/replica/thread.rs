@@ -294,9 +294,6 @@ impl Thread {
             tables,
             model,
         } = built;
-        if job.best.is_some() && !tables.specs().is_empty() {
-            return Err(ReplicaError::BestWithTables);
-        }
         let model = SharedModel::new(model.into());
         let description = Description {
             variables: variables.specs(),

@@ -103,11 +103,10 @@ fn the_summary_has_the_last_evaluation_and_the_counts_of_all_shards() {
             updates,
             staleness_sum: 2 * updates + 20 * u64::from(shard),
             max_clock_lead: u64::from(7 - shard),
-            limited_steps: Some(wire::LimitedSteps {
+            corrected_steps: Some(wire::CorrectedSteps {
                 number: updates,
                 factor_sum: 6.0,
-                norm_sum: 0.2,
-                synchronous_norm_sum: 0.04,
+                synchronous_ratio_sum: 50.0,
             }),
             ..wire::ShardReport::default()
         };
@@ -144,8 +143,7 @@ fn the_summary_has_the_last_evaluation_and_the_counts_of_all_shards() {
     assert_eq!(summary.max_clock_lead, 7);
     assert_eq!(summary.mean_gradient_staleness, 2.5);
     assert_eq!(summary.mean_step_factor, Some(0.3));
-    assert_eq!(summary.mean_step_norm, Some(0.01));
-    assert_eq!(summary.mean_synchronous_step_norm, Some(0.002));
+    assert_eq!(summary.mean_synchronous_ratio, Some(2.5));
     // Only a job that is done has a model.
     assert_eq!(summary.model_sha256, "");
     scene.cluster.end_well(scene.now);

@@ -393,3 +393,25 @@ fn all_finite(kernel: Kernel, values: &[f32]) -> bool {
     };
     kernel.run(exponents) < f32::INFINITY.to_bits()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_squares_of_a_step_are_the_same_on_each_machine() {
+        for length in [0, 1, LANES - 1, LANES, 3 * LANES + 5] {
+            let before: Vec<f32> = (0..length).map(|i| (i as f32).sin()).collect();
+            let after: Vec<f32> = (0..length).map(|i| (i as f32 + 0.1).sin()).collect();
+            let step: Vec<f32> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
+            let expected = [squares(&before), squares(&step)];
+            for kernel in Kernel::all() {
+                let found = squares_of_step(kernel, &before, &after);
+                assert_eq!(found, squares_of_step(Kernel::baseline(), &before, &after));
+                for (found, expected) in found.into_iter().zip(expected) {
+                    assert!((found - expected).abs() <= 1e-6 * expected, "{length}");
+                }
+            }
+        }
+    }
+}

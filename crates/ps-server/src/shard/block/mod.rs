@@ -105,28 +105,27 @@ pub(crate) struct Applied {
     pub(crate) version: Version,
     /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
-    /// Its step; none if that could not be shortened.
-    pub(crate) step: Option<LimitedStep>,
+    /// Its step; none if that cannot be shortened.
+    pub(crate) step: Option<CorrectedStep>,
 }
 
-/// A step that is limited because its gradient was of old weights. Norms are relative to that of the block's weights.
+/// A step whose gradient was of old weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct LimitedStep {
-    /// The part of the step that was made.
-    pub(crate) factor: f32,
-    /// The norm of that part. It is infinite where all weights were 0.
-    pub(crate) norm: f64,
-    /// The norm of the part that the step has in a synchronous one.
-    pub(crate) synchronous_norm: f64,
+pub(crate) struct CorrectedStep {
+    /// 1 if it was not shortened.
+    pub(crate) factor: f64,
+    /// The factor that sync mode gives it.
+    pub(crate) synchronous_factor: f64,
+    /// The norm of the step before it is shortened, relative to the norm of the block's weights. It is infinite where all weights were 0.
+    pub(crate) relative_norm: f64,
 }
 
-impl LimitedStep {
+impl CorrectedStep {
     fn of(step: StaleStep, norms: Norms) -> Self {
-        let whole = norms.step / norms.weights;
         Self {
-            factor: step.factor,
-            norm: f64::from(step.factor) * whole,
-            synchronous_norm: step.share * whole,
+            factor: step.factor.into(),
+            synchronous_factor: step.synchronous_factor,
+            relative_norm: norms.step / norms.weights,
         }
     }
 }
@@ -387,7 +386,7 @@ impl Block {
                 let (finite, norms) = contents.update_stale(gradient, rule, update, step)?;
                 self.updated(finite);
                 self.in_flight.made(self.version, norms);
-                stale.limits_steps().then(|| LimitedStep::of(step, norms))
+                stale.may_shorten().then(|| CorrectedStep::of(step, norms))
             }
             None => {
                 // Corrected updates are counted anew once several workers push.

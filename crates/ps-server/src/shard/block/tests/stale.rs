@@ -77,7 +77,7 @@ fn steps_by_old_weights_agree_with_an_independent_implementation() {
                 "{:?}, {} workers, update {sequence}",
                 job.optimizer, case.workers
             );
-            let factor = applied.step.unwrap().factor;
+            let factor = applied.step.unwrap().factor as f32;
             assert!((factor - update.factor).abs() < 1e-5, "{what}");
             shortened += u32::from(update.factor < 1.0);
             let found = weights(&mut block);
