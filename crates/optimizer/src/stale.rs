@@ -107,8 +107,10 @@ impl StaleSteps {
             Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::RmsProp(_) => 0.75,
             Optimizer::Adagrad(_) | Optimizer::Ftrl(_) => 0.5,
         };
+        // A velocity takes steps on past the point where gradients turn, the more so the longer it lasts.
+        let rest = 1.0 - f64::from(optimizer.momentum());
         Some(Self {
-            limit: step_limit,
+            limit: step_limit * rest.sqrt(),
             exponent,
             look_ahead: look_ahead && optimizer.has_momentum(),
             window,
@@ -206,6 +208,12 @@ mod tests {
             assert_eq!(found.factor, factor as f32, "{weights} {step} {in_flight}");
             assert_eq!(found.synchronous_factor, 1.0 / in_flight);
         }
+        let momentum = of("[optimizer]\nname = \"momentum\"\nmomentum = 0.75").unwrap();
+        let norms = Norms {
+            weights: 10.0,
+            step: 0.1,
+        };
+        assert_eq!(momentum.next(1, Some(norms), 4.0, 0.0).factor, 0.625);
         let adam = of("[optimizer]\nname = \"adam\"").unwrap();
         assert_eq!(adam.next(1, None, 16.0, 0.0).factor, 0.125);
         for (weights, step) in [

@@ -118,6 +118,7 @@ def case(settings, workers, seed):
     initial = draw.normal(0, 1, ELEMENTS).astype("f4")
     w, optimizer, mean = initial.astype("f8"), Optimizer(settings, ELEMENTS), workers - 1.0
     updates, last, average = [], None, np.zeros(ELEMENTS)
+    limit = LIMIT * np.sqrt(1 - settings.get("momentum", settings.get("beta1", 0)))
     for version in range(UPDATES):
         based_on = max(0, version - int(draw.integers(0, 2 * workers)))
         # Some are so small that their step is not shortened.
@@ -126,7 +127,7 @@ def case(settings, workers, seed):
         flight = max(workers, 1 + mean)
         d = optimizer.step(w, g.astype("f8"))
         # By the step before; the first one has its share.
-        allowed = 0 if last is None else LIMIT * last[0] / (flight * last[1])
+        allowed = 0 if last is None else limit * last[0] / (flight * last[1])
         factor = min(1.0, max(allowed, flight ** -EXPONENT[settings["name"]]))
         last = np.linalg.norm(w), np.linalg.norm(d)
         drift = optimizer.drift(mean, w)

@@ -167,12 +167,17 @@ impl Optimizer {
 
     /// Returns whether a step depends on the gradients of earlier ones in its direction.
     pub fn has_momentum(&self) -> bool {
+        self.momentum() > 0.0
+    }
+
+    /// Returns the part of a step's direction that the next step keeps.
+    pub fn momentum(&self) -> f32 {
         match self {
             Self::Momentum(Momentum { momentum, .. }) | Self::RmsProp(RmsProp { momentum, .. }) => {
-                *momentum > 0.0
+                *momentum
             }
-            Self::Adam(Adam { beta1, .. }) | Self::AdamW(AdamW { beta1, .. }) => *beta1 > 0.0,
-            Self::Sgd(_) | Self::Adagrad(_) | Self::Ftrl(_) => false,
+            Self::Adam(Adam { beta1, .. }) | Self::AdamW(AdamW { beta1, .. }) => *beta1,
+            Self::Sgd(_) | Self::Adagrad(_) | Self::Ftrl(_) => 0.0,
         }
     }
 

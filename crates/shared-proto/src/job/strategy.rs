@@ -62,8 +62,8 @@ pub struct Strategy {
 pub struct Correction {
     /// False: each gradient is applied as if it were new.
     pub enabled: bool,
-    /// The part of the norm of a block's weights by which all updates in flight may move them. A longer step is shortened, but not below
-    /// about its share of a synchronous step.
+    /// The part of the norm of a block's weights by which all updates in flight may move them; with momentum, times the root of 1 minus it. A
+    /// longer step is shortened, but not below about its share of a synchronous step.
     pub step_limit: f64,
     /// True: workers compute with look-ahead weights, those to which the momentum leads until the gradient arrives.
     pub look_ahead: bool,
