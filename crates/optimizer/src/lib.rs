@@ -19,7 +19,7 @@ use shared_proto::job::Optimizer;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 
-pub use stale::{Norms, StaleStep, StaleSteps};
+pub use stale::{CorrectedStep, Norms, StaleStep, StaleSteps};
 pub use variable::VariableRule;
 
 /// The most slots of a weight: two of an optimizer, and the weight's moving average.

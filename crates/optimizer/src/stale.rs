@@ -58,6 +58,28 @@ pub struct StaleStep {
     pub average: Option<f32>,
 }
 
+/// A step whose gradient was of old weights, as it was made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CorrectedStep {
+    /// 1 if it was not shortened.
+    pub factor: f64,
+    /// The factor that sync mode gives it.
+    pub synchronous_factor: f64,
+    /// The norm of the step before it is shortened, relative to the norm of the weights. It is infinite where all weights were 0.
+    pub relative_norm: f64,
+}
+
+impl StaleStep {
+    /// Returns the step that was made with these corrections.
+    pub fn made(self, norms: Norms) -> CorrectedStep {
+        CorrectedStep {
+            factor: self.factor.into(),
+            synchronous_factor: self.synchronous_factor,
+            relative_norm: norms.step / norms.weights,
+        }
+    }
+}
+
 impl StaleSteps {
     /// Returns the corrections of a variable of this kind in a job that expects `total_updates` updates of each block; none if its steps
     /// stay as they are.

@@ -4,11 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use optimizer::CorrectedStep;
 use parking_lot::Mutex;
 use shared_proto::refusal::Refusal;
 use shared_proto::wire;
-
-use crate::shard::CorrectedStep;
 
 /// Handles of the metrics, built once.
 pub(crate) struct Counters {

@@ -29,7 +29,7 @@ use gate::Gate;
 pub(crate) use block::BucketStorage;
 #[cfg(test)]
 pub(crate) use block::Limit;
-pub(crate) use block::{Block, CorrectedStep, NotCommitted, RowsLost, SharedBlock};
+pub(crate) use block::{Block, NotCommitted, RowsLost, SharedBlock};
 pub(crate) use messages::PullAnswer;
 pub(crate) use views::Followed;
 

@@ -15,7 +15,7 @@ mod rows;
 use std::collections::BTreeMap;
 
 use checkpoint::{SavedBlock, SavedValues, Watermark};
-use optimizer::{Norms, StaleStep, StaleSteps, VariableRule};
+use optimizer::{CorrectedStep, StaleSteps, VariableRule};
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::payload::Elements;
@@ -107,27 +107,6 @@ pub(crate) struct Applied {
     pub(crate) staleness: u64,
     /// Its step; none if that cannot be shortened.
     pub(crate) step: Option<CorrectedStep>,
-}
-
-/// A step whose gradient was of old weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct CorrectedStep {
-    /// 1 if it was not shortened.
-    pub(crate) factor: f64,
-    /// The factor that sync mode gives it.
-    pub(crate) synchronous_factor: f64,
-    /// The norm of the step before it is shortened, relative to the norm of the block's weights. It is infinite where all weights were 0.
-    pub(crate) relative_norm: f64,
-}
-
-impl CorrectedStep {
-    fn of(step: StaleStep, norms: Norms) -> Self {
-        Self {
-            factor: step.factor.into(),
-            synchronous_factor: step.synchronous_factor,
-            relative_norm: norms.step / norms.weights,
-        }
-    }
 }
 
 /// The bytes of a block and of a watermark in the header of a file.
@@ -386,7 +365,7 @@ impl Block {
                 let (finite, norms) = contents.update_stale(gradient, rule, update, step)?;
                 self.updated(finite);
                 self.in_flight.made(self.version, norms);
-                stale.may_shorten().then(|| CorrectedStep::of(step, norms))
+                stale.may_shorten().then(|| step.made(norms))
             }
             None => {
                 // Corrected updates are counted anew once several workers push.
