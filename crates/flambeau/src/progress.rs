@@ -31,8 +31,8 @@ pub(crate) struct Progress {
     learning_rate_factor: f64,
     /// True if the store of checkpoints was full at the last look.
     store_is_full: bool,
-    /// True if the warning was shown.
-    warned: bool,
+    /// The warning that was shown last.
+    warning: String,
 }
 
 impl Progress {
@@ -56,7 +56,7 @@ impl Progress {
             quiet,
             learning_rate_factor: 1.0,
             store_is_full: false,
-            warned: false,
+            warning: String::new(),
         }
     }
 
@@ -72,8 +72,8 @@ impl Progress {
                 false => "checkpoints have room again".to_owned(),
             });
         }
-        if !self.warned && !status.loss_warning.is_empty() {
-            self.warned = true;
+        if self.warning != status.loss_warning {
+            self.warning.clone_from(&status.loss_warning);
             self.say(&harmless(&status.loss_warning));
         }
         if status.phase() == JobPhase::Starting {

@@ -19,7 +19,7 @@ use shared_proto::job::{Correction, Job, Optimizer};
 pub struct StaleSteps {
     /// The part of a block's norm that all updates in flight may move it by.
     limit: f64,
-    /// A step is never multiplied by less than the number of updates in flight to the power of minus this.
+    /// With n updates in flight, the factor of a step is at least n to the power of minus this.
     exponent: f64,
     /// True if workers compute with look-ahead weights.
     look_ahead: bool,

@@ -153,6 +153,9 @@ impl Cluster {
         }
         durable.unable.resumed(now);
         let mut cluster = Self::over(job, durable);
+        if cluster.done().0 > 0 {
+            cluster.forget_losses();
+        }
         let until = now + cluster.lease();
         for at in cluster.durable.awaited.values_mut() {
             *at = until;

@@ -77,8 +77,9 @@ struct Watching {
 /// A rise of the training loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rise {
+    /// The loss before.
     pub(super) from: f64,
-    /// The highest loss since then.
+    /// The highest median of a few reports during the rise.
     pub(super) peak: f64,
     pub(super) now: f64,
 }
@@ -99,11 +100,6 @@ impl LossWatch {
             from_the_beginning: false,
             ..Self::default()
         }
-    }
-
-    /// Returns whether it has no losses yet.
-    fn is_new(&self) -> bool {
-        matches!(&self.stage, Stage::First(losses) if losses.is_empty())
     }
 
     /// Adds the loss of a report. `workers` gives their number. Returns the rise that the loss completes, of which there is at most one.
@@ -202,10 +198,6 @@ fn median(losses: &mut [f64]) -> f64 {
 impl Cluster {
     /// Adds a worker's loss, and warns if the training loss has risen.
     pub(super) fn watch_loss(&mut self, now: Instant, loss: f64) {
-        if self.observed.loss_watch.is_new() && self.done().0 > 0 {
-            // The coordinator has started again.
-            self.observed.loss_watch = LossWatch::from_the_middle();
-        }
         let members = &self.durable.members;
         let live = || {
             let live = members.values().filter(|member| member.alive);
@@ -311,6 +303,12 @@ mod tests {
         assert!(rise.peak > 19.0, "{rise:?}");
         let recovers = [(8, 2.3), (40, 20.0), (200, 2.3), (2000, 0.3)];
         assert_eq!(found(noisy(&recovers)), None);
+        // In the middle of a training, the first losses do not show what is noise.
+        let levels = [(8, 2.3), (40, 20.0), (1000, 2.3)];
+        assert_eq!(
+            found_in(LossWatch::from_the_middle(), 2, noisy(&levels)),
+            None
+        );
     }
 
     #[test]

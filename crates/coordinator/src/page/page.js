@@ -108,7 +108,7 @@ function showWorkers(status) {
 const mean = (n) => (n === null || n === undefined ? "" : value(number(n)));
 
 function showServers(status) {
-  const corrected = status.shards.some((s) => s.mean_step_factor !== null);
+  const corrected = status.shards.some((s) => s.mean_step_factor != null);
   table("Parameter servers", [
     ["shard", "", (s) => `${s.shard}`],
     ["server", "", (s) => s.server || "none"],
@@ -118,7 +118,7 @@ function showServers(status) {
     ["refused", "number wide", (s) => count(s.refused)],
     ["largest lead", "number", (s) => `${s.max_clock_lead}`],
     ["staleness", "number", (s) => value(number(s.mean_gradient_staleness))],
-    ...(corrected ? [["step factor", "number", (s) => mean(s.mean_step_factor)], ["× sync's", "number wide", (s) => mean(s.mean_synchronous_ratio)]] : []),
+    ...(corrected ? [["step factor", "number", (s) => mean(s.mean_step_factor)], ["length × sync's", "number wide", (s) => mean(s.mean_synchronous_ratio)]] : []),
   ], status.shards, { tall: status.shards.length > MANY });
   table("Tables", [
     ["table", "", (t) => t.table],
@@ -258,7 +258,7 @@ function showReport(report) {
     ["largest clock lead", `${summary.max_clock_lead} steps`],
     ["mean gradient staleness", `${value(number(summary.mean_gradient_staleness))} updates`],
     ["mean factor of steps", mean(summary.mean_step_factor)],
-    ["steps, in those of sync mode", mean(summary.mean_synchronous_ratio)],
+    ["mean length of steps, relative to sync mode", mean(summary.mean_synchronous_ratio)],
     ["updates of blocks lost", count(summary.lost_updates)],
     ["steps left out (not finite)", count(summary.skipped_steps)],
     ["gradients left out (late)", count(summary.late_steps)],

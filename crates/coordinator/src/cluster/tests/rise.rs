@@ -74,8 +74,23 @@ fn the_loss_of_a_step_is_that_of_its_gradients() {
         });
     }
     scene.lose(&tasks, [1.0; 4]);
-    scene.lose(&tasks, [500.0; 8]);
+    scene.lose(&tasks, [20.0; 400]);
     assert_eq!(scene.loss_warnings().len(), 1);
+}
+
+#[test]
+fn a_restarted_coordinator_does_not_take_the_middle_for_the_beginning() {
+    for (restarts, warnings) in [(false, 1), (true, 0)] {
+        let (mut scene, tasks) = Scene::long(Mode::Async, 2, true);
+        scene.lose(&tasks, [0.9; 2]);
+        if restarts {
+            let job = scene.cluster.job().clone();
+            scene.cluster = Cluster::resume(job, scene.read_back(), scene.now);
+        }
+        scene.lose(&tasks, [1.0; 4]);
+        scene.lose(&tasks, [20.0; 400]);
+        assert_eq!(scene.loss_warnings().len(), warnings, "{restarts}");
+    }
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Contents for Dense {
     fn initialize(&mut self, values: &Elements, rule: &VariableRule) {
         let weights = values.to_vec();
         self.slots = Arc::new(rule.initial_slots(&weights));
-        self.average = Arc::default();
+        (self.ahead, self.average) = (Arc::default(), Arc::default());
         self.weights = Arc::new(weights);
     }
 
@@ -93,7 +93,7 @@ impl Contents for Dense {
         limit: Limit,
         _: &mut Vec<f32>,
     ) -> Result<bool, RowsLost> {
-        self.average = Arc::default();
+        (self.ahead, self.average) = (Arc::default(), Arc::default());
         let mut begun = self.begin(rule, update);
         if let [(1.0, gradient)] = gradients
             && limit.is_off()
