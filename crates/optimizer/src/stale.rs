@@ -58,7 +58,7 @@ pub struct StaleStep {
     pub average: Option<f32>,
 }
 
-/// A step whose gradient was of old weights, as it was made.
+/// A corrected step, as the server made it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CorrectedStep {
     /// 1 if it was not shortened.

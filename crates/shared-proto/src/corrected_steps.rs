@@ -1,4 +1,4 @@
-//! Sums over steps whose gradients are of old weights.
+//! Sums over the steps that servers correct because gradients are stale.
 
 use crate::wire::CorrectedSteps;
 

@@ -18,8 +18,8 @@ const FEWEST_FIRST: usize = 4;
 const FEWEST_IN_SPAN: usize = 128;
 const SPAN_OF_WORKER: usize = 8;
 
-/// The number of peaks that a span is cut into: parts whose median shows a short rise.
-const PEAKS: usize = 16;
+/// The number of equal parts of a span. The median of a part shows a short rise.
+const PARTS: usize = 16;
 
 /// A peak is no noise if it is this multiple of the first loss, and above it by this many deviations of the first reports.
 const PEAK: f64 = 1.25;
@@ -134,7 +134,7 @@ impl Watching {
         let squares: f64 = losses.iter().map(|loss| (loss - mean).powi(2)).sum();
         let deviation = (squares / (count - 1.0)).sqrt();
         let first = median(losses);
-        let reports = FEWEST_IN_SPAN.max(SPAN_OF_WORKER * workers) / PEAKS * PEAKS;
+        let reports = FEWEST_IN_SPAN.max(SPAN_OF_WORKER * workers) / PARTS * PARTS;
         (first > 0.0 && deviation.is_finite()).then(|| Self {
             first,
             noise: (first + DEVIATIONS * deviation).max(PEAK * first),
@@ -150,9 +150,9 @@ impl Watching {
         self.span
             .push(if loss.is_nan() { f64::INFINITY } else { loss });
         let count = self.span.len();
-        let in_peak = self.reports / PEAKS;
-        if count.is_multiple_of(in_peak) {
-            let level = median(&mut self.span[count - in_peak..].to_vec());
+        let in_part = self.reports / PARTS;
+        if count.is_multiple_of(in_part) {
+            let level = median(&mut self.span[count - in_part..].to_vec());
             if level > self.noise.min(EXPLODED * self.first) {
                 self.peak = Some(self.peak.map_or(level, |peak| peak.max(level)));
             }

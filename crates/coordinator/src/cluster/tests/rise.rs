@@ -28,7 +28,7 @@ impl Scene {
         self.cluster.job.evaluations = Evaluations::Last;
     }
 
-    /// A scene in this mode, with one server and workers, whose data lasts for many steps.
+    /// Begins a job in this mode, with one server and data for many steps.
     fn long(mode: Mode, workers: u32, corrects: bool) -> (Self, Vec<Task>) {
         let mut scene = Self::new(mode, Some(1), workers);
         scene.last_long();

@@ -214,7 +214,7 @@ struct Begun<'a> {
     update: Update,
     weights: &'a mut [f32],
     slots: [&'a mut [f32]; MOST_SLOTS],
-    /// The corrections of an update by old weights.
+    /// The corrections of an update by a stale gradient.
     stale: Option<Stale<'a>>,
     /// True while all changed values are finite.
     finite: bool,

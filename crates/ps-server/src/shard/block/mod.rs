@@ -383,7 +383,7 @@ impl Block {
         })
     }
 
-    /// Returns the corrections of steps by old weights; none while there is a single worker, whose gradients are applied as they are.
+    /// Returns the corrections of stale gradients; none while there is a single worker, whose gradients are never stale.
     fn stale_steps(&self, view: &View, rule: &VariableRule) -> Option<StaleSteps> {
         let stale = rule.stale_steps().filter(|_| view.workers.len() > 1);
         stale.filter(|_| !planted!(StaleAsNew))
