@@ -13,7 +13,7 @@ impl Rule for Adagrad {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let (rate, decay, epsilon) = (update.learning_rate, self.weight_decay, self.epsilon);
+        let (rate, decay, epsilon) = (update.rate(), self.weight_decay, self.epsilon);
         update.kernel.run(|| {
             for (w, g, sum) in part.with_slot() {
                 let g = g + decay * *w;

@@ -20,7 +20,7 @@ impl Rule for Adam {
         Moments::from(self).apply(update, 1.0, self.weight_decay, part);
     }
 
-    fn look_ahead(&self, update: Update, updates: f64, _factor: f32, ahead: LookAhead) {
+    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
         Moments::from(self).look_ahead(update, updates, ahead);
     }
 }
@@ -31,11 +31,11 @@ impl Rule for AdamW {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let keep = 1.0 - update.learning_rate * self.weight_decay;
+        let keep = 1.0 - update.rate() * self.weight_decay;
         Moments::from(self).apply(update, keep, 0.0, part);
     }
 
-    fn look_ahead(&self, update: Update, updates: f64, _factor: f32, ahead: LookAhead) {
+    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
         Moments::from(self).look_ahead(update, updates, ahead);
     }
 }
@@ -84,7 +84,7 @@ impl Moments {
     /// Applies a gradient, to which `decay` times the weight is added. The weight itself is multiplied by `keep`.
     fn apply(&self, update: Update, keep: f32, decay: f32, part: Part) {
         let (beta1, beta2, epsilon) = (self.beta1, self.beta2, self.epsilon);
-        let step = (f64::from(update.learning_rate) / lack(beta1, update.number)) as f32;
+        let step = (f64::from(update.rate()) / lack(beta1, update.number)) as f32;
         let root = lack(beta2, update.number).sqrt() as f32;
         update.kernel.run(|| {
             for (w, g, mean, square) in part.with_two_slots() {

@@ -5,7 +5,7 @@
 use shared_proto::job::Ftrl;
 use shared_proto::kernel::{Simd, WithSimd};
 
-use crate::{MOST_SLOTS, Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Ftrl {
     fn slots(&self) -> Slots {
@@ -20,26 +20,9 @@ impl Rule for Ftrl {
         update.kernel.run(Work {
             settings: self,
             rate: update.learning_rate,
+            factor: update.factor,
             part,
         });
-    }
-
-    fn shortened(&self, update: Update, weights: &mut [f32], slots: [&mut [f32]; MOST_SLOTS]) {
-        let rate = update.learning_rate;
-        if rate == 0.0 {
-            return;
-        }
-        let [sums, linears, ..] = slots;
-        let l2 = self.l2 + self.beta / (2.0 * rate);
-        for ((w, sum), linear) in weights.iter_mut().zip(sums).zip(linears) {
-            if self.l1 > 0.0 && linear.abs() <= self.l1 {
-                // A weight that is exactly 0 is what l1 is for.
-                *w = 0.0;
-            } else if *w != 0.0 {
-                let raised = (self.initial_accumulator + *sum).powf(-self.learning_rate_power);
-                *linear = -*w * (raised / rate + 2.0 * l2) - self.l1.copysign(*w);
-            }
-        }
     }
 }
 
@@ -47,6 +30,7 @@ impl Rule for Ftrl {
 struct Work<'a> {
     settings: &'a Ftrl,
     rate: f32,
+    factor: f32,
     part: Part<'a>,
 }
 
@@ -55,15 +39,17 @@ impl WithSimd for Work<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        update_elements(self.settings, self.rate, self.part.with_two_slots());
+        let elements = self.part.with_two_slots();
+        update_elements(self.settings, self.rate, self.factor, elements);
     }
 }
 
-/// Updates elements, each a weight, its gradient, its sum of squares and its linear term.
+/// Updates elements, each a weight, its gradient, its sum of squares and its linear term. Of each step, the part `factor` is made.
 #[inline(always)]
 pub(crate) fn update_elements<'a>(
     settings: &Ftrl,
     rate: f32,
+    factor: f32,
     elements: impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)>,
 ) {
     // A schedule may end at a rate of 0. Such an update changes nothing, and the formula would divide by 0.
@@ -72,10 +58,10 @@ pub(crate) fn update_elements<'a>(
     }
     // The usual power is the square root, which is a single instruction.
     if settings.learning_rate_power == -0.5 {
-        update_with_power(settings, rate, f32::sqrt, elements);
+        update_with_power(settings, rate, factor, f32::sqrt, elements);
     } else {
         let power = -settings.learning_rate_power;
-        update_with_power(settings, rate, |n| n.powf(power), elements);
+        update_with_power(settings, rate, factor, |n| n.powf(power), elements);
     }
 }
 
@@ -83,6 +69,7 @@ pub(crate) fn update_elements<'a>(
 fn update_with_power<'a>(
     settings: &Ftrl,
     rate: f32,
+    factor: f32,
     raise: impl Fn(f32) -> f32,
     elements: impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)>,
 ) {
@@ -98,6 +85,15 @@ fn update_with_power<'a>(
         let (old, new) = (raise(before), raise(begin + *sum));
         *linear += g + 2.0 * shrinkage * *w - (new - old) / rate * *w;
         let divisor = new / rate + 2.0 * l2;
-        *w = (linear.clamp(-l1, l1) - *linear) / divisor;
+        let whole = (linear.clamp(-l1, l1) - *linear) / divisor;
+        // A weight that is exactly 0 is what l1 is for.
+        let is_zero = l1 > 0.0 && linear.abs() <= l1;
+        if factor == 1.0 || is_zero {
+            *w = whole;
+        } else {
+            *w += factor * (whole - *w);
+            // The weight of the next step follows from the linear term.
+            *linear = -*w * divisor - l1.copysign(*w);
+        }
     }
 }

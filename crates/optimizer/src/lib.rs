@@ -48,10 +48,19 @@ impl Slots {
 pub struct Update {
     /// The learning rate, its schedule's factor included.
     pub learning_rate: f32,
+    /// The part of the step that is made: 1, or less for a gradient of old weights.
+    pub factor: f32,
     /// The number of this update of the block, from 1.
     pub number: u64,
     /// The instructions to use; the result is the same with all of them.
     pub kernel: Kernel,
+}
+
+impl Update {
+    /// Returns the learning rate of the part of the step that is made.
+    fn rate(&self) -> f32 {
+        self.factor * self.learning_rate
+    }
 }
 
 /// A part of a block, all of it or less.
@@ -73,19 +82,20 @@ pub trait Rule: Send + Sync {
     /// Applies the part's gradient to its weights.
     fn apply(&self, update: Update, part: Part);
 
-    /// Moves weights to where the momentum leads them in the next `updates`, if these have no gradient: the steps of these updates, each times
-    /// `factor`. `update` is the last one, whose momentum is in the slots. Rules without momentum change nothing.
-    fn look_ahead(&self, _update: Update, _updates: f64, _factor: f32, _: LookAhead) {}
-
-    /// Makes slots agree with the weights of a shortened step, where weights follow from slots. `update` is that step.
-    fn shortened(&self, _update: Update, _: &mut [f32], _slots: [&mut [f32]; MOST_SLOTS]) {}
+    /// Makes the weights to which the momentum leads in the next `updates`, if these have no gradient: the steps of these updates, each times
+    /// the factor of the last one, `update`, whose momentum is in the slots. Without momentum, they are the weights as they are.
+    fn look_ahead(&self, _update: Update, _updates: f64, ahead: LookAhead) {
+        ahead.made.copy_from_slice(ahead.weights);
+    }
 }
 
-/// Weights that are moved ahead, and the slots that say where to.
+/// Weights to which momentum leads, and what says where to.
 #[derive(Debug)]
 pub struct LookAhead<'a> {
-    /// A copy of the weights.
-    pub weights: &'a mut [f32],
+    /// The weights that are made. What they were does not count.
+    pub made: &'a mut [f32],
+    /// The weights after the last update.
+    pub weights: &'a [f32],
     /// The weights before the last update.
     pub before: &'a [f32],
     /// The slots, as in [`Part::slots`].
@@ -97,8 +107,9 @@ impl LookAhead<'_> {
     /// which processors are slow with.
     fn step_again(self, kernel: Kernel, times: f32) {
         kernel.run(|| {
-            for (w, before) in self.weights.iter_mut().zip(self.before) {
-                *w += times * (*w - *before);
+            let weights = self.weights.iter().zip(self.before);
+            for (made, (w, before)) in self.made.iter_mut().zip(weights) {
+                *made = w + times * (w - before);
             }
         });
     }

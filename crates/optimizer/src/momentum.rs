@@ -15,7 +15,7 @@ impl Rule for Momentum {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
+        let (rate, decay, mu) = (update.rate(), self.weight_decay, self.momentum);
         // The share of the newest gradient that is added once more.
         let again = if self.nesterov { 1.0 } else { 0.0 };
         let kept = if self.nesterov { mu } else { 1.0 };
@@ -28,16 +28,17 @@ impl Rule for Momentum {
         });
     }
 
-    fn look_ahead(&self, update: Update, updates: f64, factor: f32, ahead: LookAhead) {
+    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
         let carry = carry(self.momentum, updates, |_| 1.0);
         if !self.nesterov {
             return ahead.step_again(update.kernel, carry);
         }
         // A step of Nesterov's has the velocity as it is one update later.
-        let far = factor * update.learning_rate * self.momentum * carry;
+        let far = update.rate() * self.momentum * carry;
         update.kernel.run(|| {
-            for (w, velocity) in ahead.weights.iter_mut().zip(ahead.slots[0]) {
-                *w -= far * *velocity;
+            let weights = ahead.weights.iter().zip(ahead.slots[0]);
+            for (made, (w, velocity)) in ahead.made.iter_mut().zip(weights) {
+                *made = w - far * velocity;
             }
         });
     }

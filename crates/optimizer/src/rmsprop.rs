@@ -15,7 +15,7 @@ impl Rule for RmsProp {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
+        let (rate, decay, mu) = (update.rate(), self.weight_decay, self.momentum);
         let (alpha, epsilon) = (self.alpha, self.epsilon);
         // Each closure is a single loop, as `Kernel::run` requires.
         if mu > 0.0 {
@@ -38,7 +38,7 @@ impl Rule for RmsProp {
         }
     }
 
-    fn look_ahead(&self, update: Update, updates: f64, _factor: f32, ahead: LookAhead) {
+    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
         ahead.step_again(update.kernel, carry(self.momentum, updates, |_| 1.0));
     }
 }

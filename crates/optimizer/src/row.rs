@@ -20,6 +20,23 @@ pub struct Row<'a> {
     pub state: &'a mut [f32],
     /// The gradient, as long as the values.
     pub gradient: &'a [LeF32],
+    /// The part of the step that is made.
+    pub factor: f32,
+}
+
+/// The learning rate of an update, the schedule's factor included, and the part of each row's step that is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowRates<'a> {
+    /// The learning rate.
+    pub rate: f32,
+    /// The factor of each row; empty if all are 1.
+    pub factors: &'a [f32],
+}
+
+impl From<f32> for RowRates<'_> {
+    fn from(rate: f32) -> Self {
+        Self { rate, factors: &[] }
+    }
 }
 
 /// Rows that an update changes.
@@ -71,6 +88,7 @@ pub fn update(optimizer: &RowOptimizer, rate: f32, kernel: Kernel, rows: &mut im
 /// The update rule of a row. Implementations are `#[inline(always)]`, so that the compiler uses the instructions of the
 /// kernel.
 trait RowRule {
+    /// Makes the part `row.factor` of the step at this learning rate.
     fn apply(&self, rate: f32, row: Row);
 }
 
@@ -97,6 +115,7 @@ struct RowWise<'a, T>(&'a T);
 impl RowRule for Sgd {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
+        let rate = row.factor * rate;
         for (w, g) in row.values.iter_mut().zip(row.gradient) {
             *w -= rate * (g.get() + self.weight_decay * *w);
         }
@@ -106,6 +125,7 @@ impl RowRule for Sgd {
 impl RowRule for Adagrad {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
+        let rate = row.factor * rate;
         let pairs = row.values.iter_mut().zip(row.gradient);
         for ((w, g), sum) in pairs.zip(row.state) {
             let g = g.get() + self.weight_decay * *w;
@@ -120,6 +140,7 @@ impl RowRule for Adagrad {
 impl RowRule for RowWise<'_, Adagrad> {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
+        let rate = row.factor * rate;
         let Adagrad {
             epsilon,
             weight_decay,
@@ -154,6 +175,7 @@ fn corrected(settings: &Adam, rate: f32, number: f32) -> (f32, f32) {
 impl RowRule for Adam {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
+        let rate = row.factor * rate;
         let [number, means @ ..] = row.state else {
             return;
         };
@@ -175,6 +197,7 @@ impl RowRule for Adam {
 impl RowRule for RowWise<'_, Adam> {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
+        let rate = row.factor * rate;
         let settings = self.0;
         let [number, square, means @ ..] = row.state else {
             return;
@@ -201,6 +224,6 @@ impl RowRule for Ftrl {
         let pairs = row.values.iter_mut().zip(row.gradient);
         let elements = pairs.zip(sums.iter_mut().zip(linears));
         let elements = elements.map(|((w, g), (sum, linear))| (w, g.get(), sum, linear));
-        ftrl::update_elements(self, rate, elements);
+        ftrl::update_elements(self, rate, row.factor, elements);
     }
 }

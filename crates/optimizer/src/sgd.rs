@@ -13,7 +13,7 @@ impl Rule for Sgd {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let (rate, decay) = (update.learning_rate, self.weight_decay);
+        let (rate, decay) = (update.rate(), self.weight_decay);
         update.kernel.run(|| {
             for (w, g) in part.weights.iter_mut().zip(part.gradient) {
                 *w -= rate * (g.get() + decay * *w);

@@ -8,11 +8,14 @@
 //! - Evaluations and the exported model take a mean of the last weights: with a constant rate the weights wander about a minimum, the more
 //!   so the older the gradients are, and their mean is nearer to it (Polyak and Juditsky, "Acceleration of Stochastic Approximation by
 //!   Averaging", 1992).
+//! - The step of a row keeps about the share that it had in a synchronous step of the workers whose gradients of this row are under way. Most
+//!   rows have one such gradient at a time, and none of them is old.
 //! - Workers compute with the weights to which the momentum leads meanwhile (DANA: Hakimi et al., "Taming Momentum in a Distributed
 //!   Asynchronous Environment", 2019).
 
 use shared_proto::blocks::VariableKind;
 use shared_proto::job::{Correction, Job, Optimizer};
+use shared_proto::table::RowOptimizer;
 
 /// The corrections of a variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +39,17 @@ const LARGEST_SHARE: f64 = 1.0 / 8.0;
 /// The most weights of a window that its average is taken of. All of them would cost each update memory traffic, and are hardly better.
 const POINTS: u64 = 16;
 
-/// The norms of a block's weights before an update, and of its step before that is shortened.
+/// The exponent of steps that are proportional to the gradient: the mean of n gradients moves the weights by the n-th part of their sum.
+const OF_A_MEAN: f64 = 1.0;
+
+/// The exponent of steps that are divided by the root of a mean of squares. A single gradient has more noise than the mean of n.
+const OF_MOMENTS: f64 = 0.75;
+
+/// The exponent of steps that are divided by the root of a sum of squares, which n gradients raise n times.
+const OF_SUMS: f64 = 0.5;
+
+/// The norms of a block's weights before an update, and of its step before that is shortened, or of the same part of both: what counts is how
+/// large one is beside the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Norms {
     /// The norm of the weights.
@@ -48,6 +61,8 @@ pub struct Norms {
 /// The corrections of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StaleStep {
+    /// The number of updates of the block since its gradient's weights were read.
+    pub staleness: u64,
     /// The part of the step that is made.
     pub factor: f32,
     /// The factor that sync mode gives the step, where it is a mean over the gradients in flight.
@@ -123,11 +138,9 @@ impl StaleSteps {
             VariableKind::Trained => {}
         }
         let exponent = match optimizer {
-            // The mean of n gradients moves the weights by the n-th part of their sum.
-            Optimizer::Sgd(_) | Optimizer::Momentum(_) => 1.0,
-            // The slots divide by the noise of a single gradient, which is larger than that of a mean.
-            Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::RmsProp(_) => 0.75,
-            Optimizer::Adagrad(_) | Optimizer::Ftrl(_) => 0.5,
+            Optimizer::Sgd(_) | Optimizer::Momentum(_) => OF_A_MEAN,
+            Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::RmsProp(_) => OF_MOMENTS,
+            Optimizer::Adagrad(_) | Optimizer::Ftrl(_) => OF_SUMS,
         };
         // A velocity takes steps on past the point where gradients turn, the more so the longer it lasts.
         let rest = 1.0 - f64::from(optimizer.momentum());
@@ -139,18 +152,40 @@ impl StaleSteps {
         })
     }
 
+    /// Returns the corrections of the rows of a table; none if their steps stay as they are.
+    pub(crate) fn of_rows(job: &Job, optimizer: &RowOptimizer) -> Option<Self> {
+        let exponent = match optimizer {
+            RowOptimizer::Sgd(_) => OF_A_MEAN,
+            // Also where sums of squares divide: those of most rows are of few gradients, and are no larger than such a mean.
+            _ => OF_MOMENTS,
+        };
+        job.strategy.corrects().then_some(Self {
+            limit: f64::INFINITY,
+            exponent,
+            look_ahead: false,
+            window: 0,
+        })
+    }
+
+    /// Returns the factor of the step of a row whose gradient was computed so many updates of the row ago.
+    pub fn row_factor(self, staleness: f64) -> f32 {
+        (1.0 + staleness).powf(-self.exponent) as f32
+    }
+
     /// Returns the corrections of the next step of a block: with the norms of the last one, because its own are known only once it is made;
-    /// with the updates in flight, and with the mean staleness. Without a last step, it has its share of a synchronous one. `number` is the
+    /// with the updates in flight, and with the staleness, its own and the mean. Without a last step, it has its share of a synchronous one. `number` is the
     /// number of this step among the corrected ones, from 1.
     pub fn next(
         self,
         number: u64,
         last: Option<Norms>,
         in_flight: f64,
+        staleness: u64,
         mean_staleness: f64,
     ) -> StaleStep {
         let synchronous_factor = in_flight.max(1.0).powf(-self.exponent);
         StaleStep {
+            staleness,
             factor: self.factor(last.unwrap_or_default(), in_flight, synchronous_factor),
             synchronous_factor,
             ahead: self.look_ahead.then_some(mean_staleness),
@@ -167,7 +202,7 @@ impl StaleSteps {
         takes_part.then(|| 1.0 / points.min(self.window / every) as f32)
     }
 
-    /// Returns whether steps may be shortened. Those of variables that are measured never are.
+    /// Returns whether a block's steps may be shortened as a whole. Those of variables that are measured never are, nor those of buckets.
     pub fn may_shorten(self) -> bool {
         self.limit.is_finite()
     }
@@ -179,6 +214,9 @@ impl StaleSteps {
         in_flight: f64,
         synchronous_factor: f64,
     ) -> f32 {
+        if !self.may_shorten() {
+            return 1.0;
+        }
         let allowed = self.limit * weights / (in_flight * step);
         // Norms that are no finite numbers leave the smallest factor.
         match allowed >= 1.0 {
@@ -226,7 +264,7 @@ mod tests {
             (10.0, 0.0, 8.0, 1.0),
             (0.0, 1.0, 1.0, 1.0),
         ] {
-            let found = sgd.next(1, Some(Norms { weights, step }), in_flight, 0.0);
+            let found = sgd.next(1, Some(Norms { weights, step }), in_flight, 0, 0.0);
             assert_eq!(found.factor, factor as f32, "{weights} {step} {in_flight}");
             assert_eq!(found.synchronous_factor, 1.0 / in_flight);
         }
@@ -235,16 +273,16 @@ mod tests {
             weights: 10.0,
             step: 0.1,
         };
-        assert_eq!(momentum.next(1, Some(norms), 4.0, 0.0).factor, 0.625);
+        assert_eq!(momentum.next(1, Some(norms), 4.0, 0, 0.0).factor, 0.625);
         let adam = of("[optimizer]\nname = \"adam\"").unwrap();
-        assert_eq!(adam.next(1, None, 16.0, 0.0).factor, 0.125);
+        assert_eq!(adam.next(1, None, 16.0, 0, 0.0).factor, 0.125);
         for (weights, step) in [
             (f64::NAN, 1.0),
             (1.0, f64::NAN),
             (f64::INFINITY, f64::INFINITY),
         ] {
             let norms = Norms { weights, step };
-            assert_eq!(sgd.next(1, Some(norms), 4.0, 0.0).factor, 0.25);
+            assert_eq!(sgd.next(1, Some(norms), 4.0, 0, 0.0).factor, 0.25);
         }
     }
 

@@ -8,7 +8,7 @@ use shared_proto::kernel::Kernel;
 use shared_proto::table::TableSpec;
 
 use crate::schedule::factor;
-use crate::{LookAhead, MOST_SLOTS, Part, Rule, Slots, StaleSteps, Update, rule};
+use crate::{LookAhead, Part, Rule, Slots, StaleSteps, Update, rule};
 
 /// The way in which updates change a variable: a rule, and the learning rate of each update. A moving average of each weight,
 /// if the job asks for it, has a slot behind those of the rule.
@@ -75,7 +75,7 @@ impl VariableRule {
             schedule: job.schedule.clone(),
             total_updates,
             lowest_rate: Some(lowest_rate(job)),
-            stale: None,
+            stale: StaleSteps::of_rows(job, &table.optimizer),
         }
     }
 
@@ -143,6 +143,7 @@ impl VariableRule {
                 }
                 None => scheduled,
             },
+            factor: 1.0,
             number: done + 1,
             kernel: Kernel::best(),
         }
@@ -173,20 +174,14 @@ impl VariableRule {
         self.rule.apply(update, part);
     }
 
-    /// Returns the corrections of steps whose gradients were computed with old weights; none if such steps stay as they are. Rows of
-    /// tables have none: few gradients of a row are under way at a time.
+    /// Returns the corrections of steps whose gradients were computed with old weights; none if such steps stay as they are.
     pub fn stale_steps(&self) -> Option<StaleSteps> {
         self.stale
     }
 
-    /// Makes slots agree with the weights of a shortened step, as [`Rule::shortened`] does.
-    pub fn shortened(&self, update: Update, weights: &mut [f32], slots: [&mut [f32]; MOST_SLOTS]) {
-        self.rule.shortened(update, weights, slots);
-    }
-
-    /// Moves a copy of the weights ahead, as [`Rule::look_ahead`] does.
-    pub fn look_ahead(&self, update: Update, updates: f64, factor: f32, ahead: LookAhead) {
-        self.rule.look_ahead(update, updates, factor, ahead);
+    /// Makes look-ahead weights, as [`Rule::look_ahead`] does.
+    pub fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
+        self.rule.look_ahead(update, updates, ahead);
     }
 
     /// Moves the averages, if they are kept, towards new weights, of which there are as many. The first update sets them to

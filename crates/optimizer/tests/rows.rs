@@ -15,6 +15,7 @@ struct OneRow {
     values: Vec<f32>,
     state: Vec<f32>,
     gradient: Vec<LeF32>,
+    factor: f32,
 }
 
 impl ChangedRows for OneRow {
@@ -24,6 +25,7 @@ impl ChangedRows for OneRow {
             values: &mut self.values,
             state: &mut self.state,
             gradient: &self.gradient,
+            factor: self.factor,
         });
     }
 }
@@ -49,6 +51,7 @@ fn train(optimizer: &RowOptimizer, dimension: usize, kernel: Kernel) -> Vec<Vec<
         values: initial(dimension),
         state: vec![f32::NAN; row::state_len(optimizer, dimension)],
         gradient: Vec::new(),
+        factor: 1.0,
     };
     row::initialize(optimizer, &mut row.state);
     let step = |gradient: Vec<f32>| {
@@ -67,6 +70,7 @@ fn train_dense(optimizer: &Optimizer, dimension: usize) -> Vec<Vec<f32>> {
         let gradient: Vec<LeF32> = gradient.into_iter().map(LeF32::from).collect();
         let update = Update {
             learning_rate: RATE,
+            factor: 1.0,
             number,
             kernel: Kernel::baseline(),
         };
@@ -218,6 +222,7 @@ fn ftrl_changes_nothing_at_a_rate_of_zero() {
         values: initial(3),
         state: vec![0.5; 6],
         gradient: [1.0, -1.0, 2.0].map(LeF32::from).to_vec(),
+        factor: 1.0,
     };
     let optimizer = RowOptimizer::Ftrl(settings.clone());
     row::update(&optimizer, 0.0, Kernel::best(), &mut row);
@@ -227,6 +232,7 @@ fn ftrl_changes_nothing_at_a_rate_of_zero() {
     let rule = rule(&Optimizer::Ftrl(settings));
     let update = Update {
         learning_rate: 0.0,
+        factor: 1.0,
         number: 9,
         kernel: Kernel::best(),
     };

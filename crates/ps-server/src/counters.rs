@@ -87,7 +87,7 @@ impl Counters {
             self.steps
                 .lock()
                 .add_step(step.factor, step.synchronous_factor);
-            // A step from weights of 0 has no relative norm.
+            // That of a step from weights of 0 is infinite.
             if step.relative_norm.is_finite() {
                 self.step_norm.record(step.factor * step.relative_norm);
                 self.synchronous_norm

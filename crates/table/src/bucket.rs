@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
+use optimizer::row::RowRates;
 use shared_proto::hash::mix;
 use shared_proto::payload::LeF32;
 use shared_proto::planted;
@@ -185,7 +186,7 @@ impl Bucket {
         (read.moved == self.moved).then_some(read.places)
     }
 
-    /// Applies the gradients of ids, each of which is there once, at a learning rate. `now` is the time in seconds.
+    /// Applies the gradients of ids, each of which is there once, at their learning rates. `now` is the time in seconds.
     ///
     /// # Errors
     /// If a row on disk cannot be read. Then nothing has changed.
@@ -193,7 +194,7 @@ impl Bucket {
         &mut self,
         ids: &[u64],
         gradients: &[LeF32],
-        rate: f32,
+        rates: RowRates<'_>,
         now: u32,
     ) -> io::Result<Updated> {
         let mut outcome = Updated::default();
@@ -225,7 +226,7 @@ impl Bucket {
                 outcome.refused += 1;
             }
         }
-        outcome.non_finite = !self.rows.update(&places, gradients, rate, self.draw());
+        outcome.non_finite = !self.rows.update(&places, gradients, rates, self.draw());
         self.updates = self.updates.saturating_add(1);
         self.time = match self.eviction.age {
             Some(Age::Seconds(_)) => self.time.max(now),

@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::io;
 use std::sync::Arc;
 
-use optimizer::row::{self, ChangedRows, Row};
+use optimizer::row::{self, ChangedRows, Row, RowRates};
 use shared_proto::hash::mix;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
@@ -334,19 +334,27 @@ impl Rows {
         }
     }
 
-    /// Applies the gradients of rows, one after the other, at a learning rate. A gradient without a place is dropped.
+    /// Applies the gradients of rows, one after the other, at their learning rates. A gradient without a place is dropped.
     /// Returns whether all values and states that it has changed are finite. Values of 16 bits are rounded by chance, which
     /// depends on `draw` and the row's id.
     ///
     /// # Panics
-    /// If there are not as many gradients as places.
-    pub fn update(&mut self, places: &[Place], gradients: &[LeF32], rate: f32, draw: u64) -> bool {
+    /// If there are not as many gradients as places, or other factors than none or one for each.
+    pub fn update(
+        &mut self,
+        places: &[Place],
+        gradients: &[LeF32],
+        RowRates { rate, factors }: RowRates<'_>,
+        draw: u64,
+    ) -> bool {
         assert_eq!(gradients.len(), places.len() * self.layout.dimension);
+        assert!(factors.is_empty() || factors.len() == places.len());
         let mut changed = Changed {
             layout: self.layout,
             chunks: &mut self.chunks,
             places,
             gradients,
+            factors,
             draw,
             finite: true,
         };
@@ -393,6 +401,8 @@ struct Changed<'a> {
     chunks: &'a mut Chunks,
     places: &'a [Place],
     gradients: &'a [LeF32],
+    /// Empty if all are 1.
+    factors: &'a [f32],
     /// The seed of stochastic rounding, together with a row's id.
     draw: u64,
     /// True while all changed numbers are finite.
@@ -408,10 +418,11 @@ impl ChangedRows for Changed<'_> {
         let gradients = self.gradients.chunks_exact(dimension);
         let mut largest = 0;
         let mut unpacked = vec![0.0; dimension];
-        for (place, gradient) in self.places.iter().zip(gradients) {
+        for (number, (place, gradient)) in self.places.iter().zip(gradients).enumerate() {
             if *place == Place::NONE {
                 continue;
             }
+            let factor = self.factors.get(number).copied().unwrap_or(1.0);
             let row = self.chunks.row_mut(*place);
             let id = id_of(row);
             let (values, state) = self.layout.split_mut(row);
@@ -420,6 +431,7 @@ impl ChangedRows for Changed<'_> {
                     values: bytemuck::cast_slice_mut(values),
                     state: bytemuck::cast_slice_mut(state),
                     gradient,
+                    factor,
                 });
                 let sizes = values.iter().map(|word| word & 0x7fff_ffff);
                 largest = sizes.fold(largest, u32::max);
@@ -429,6 +441,7 @@ impl ChangedRows for Changed<'_> {
                     values: &mut unpacked,
                     state: bytemuck::cast_slice_mut(state),
                     gradient,
+                    factor,
                 });
                 let draw = mix(id ^ self.draw);
                 self.finite &= storage::pack_by_chance(storage, &unpacked, values, draw);

@@ -32,7 +32,7 @@ fn spec(admission: Admission, eviction: Eviction) -> TableSpec {
 /// Adds 1 to the values of these rows.
 fn add(bucket: &mut Bucket, ids: &[u64], now: u32) -> Updated {
     let gradients = vec![LeF32::from(-1.0); 2 * ids.len()];
-    bucket.update(ids, &gradients, 1.0, now).unwrap()
+    bucket.update(ids, &gradients, 1.0.into(), now).unwrap()
 }
 
 fn read(bucket: &mut Bucket, id: u64) -> Vec<f32> {
@@ -196,7 +196,10 @@ fn rows_of_small_values_are_removed() {
         let up = if step % 2 == 0 { 1.0 } else { -1.0 };
         let gradients = [up, up, -1.0, -1.0].map(LeF32::from);
         // A row of fewer updates is left alone.
-        let evicted = bucket.update(&[1, 2], &gradients, 1.0, 0).unwrap().evicted;
+        let evicted = bucket
+            .update(&[1, 2], &gradients, 1.0.into(), 0)
+            .unwrap()
+            .evicted;
         assert_eq!(evicted, usize::from(step == 16));
     }
     assert_eq!(ids(&bucket), [2]);
@@ -349,7 +352,9 @@ fn bytes_that_are_no_bucket_of_the_table_are_refused() {
     spec.buckets = 1;
     let mut bucket = Bucket::new(&spec, 0);
     let gradients = vec![LeF32::from(1.0); 3 * spec.dimension as usize];
-    bucket.update(&[1, 2, 3], &gradients, 0.1, 0).unwrap();
+    bucket
+        .update(&[1, 2, 3], &gradients, 0.1.into(), 0)
+        .unwrap();
     let whole = bucket.share(1).to_bytes().unwrap();
     let refused = |change: &dyn Fn(&mut SavedRows), spec: &TableSpec| {
         let mut saved = whole.clone();
@@ -418,11 +423,11 @@ fn values_of_16_bits_learn_from_small_gradients() {
         // A row has the values that its id reads as before it is there.
         let before = read(&mut bucket);
         let zeros: Vec<LeF32> = vec![LeF32::from(0.0); 64];
-        bucket.update(&[5], &zeros, 1.0, 0).unwrap();
+        bucket.update(&[5], &zeros, 1.0.into(), 0).unwrap();
         assert_eq!(read(&mut bucket), before);
         let gradients: Vec<LeF32> = vec![LeF32::from(1.0); 64];
         for _ in 0..1000 {
-            bucket.update(&[5], &gradients, 1e-4, 0).unwrap();
+            bucket.update(&[5], &gradients, 1e-4.into(), 0).unwrap();
         }
         let changes = read(&mut bucket).into_iter().zip(before);
         let mean = changes.map(|(after, before)| after - before).sum::<f32>() / 64.0;
@@ -436,7 +441,7 @@ fn values_of_16_bits_learn_from_small_gradients() {
         );
         let bytes = |mut bucket: Bucket| {
             for id in 0..10_000 {
-                bucket.update(&[id], &zeros, 1.0, 0).unwrap();
+                bucket.update(&[id], &zeros, 1.0.into(), 0).unwrap();
             }
             bucket.bytes()
         };
@@ -454,7 +459,7 @@ fn values_that_are_too_large_for_the_storage_are_refused() {
     let mut bucket = Bucket::new(&spec, 0);
     let dimension = spec.dimension as usize;
     let gradients: Vec<LeF32> = vec![LeF32::from(-70_000.0); dimension];
-    bucket.update(&[1], &gradients, 1.0, 0).unwrap();
+    bucket.update(&[1], &gradients, 1.0.into(), 0).unwrap();
     let saved = bucket.share(1).to_bytes().unwrap();
     let with = |storage| TableSpec {
         storage,

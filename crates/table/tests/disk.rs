@@ -61,7 +61,7 @@ fn update(bucket: &mut Bucket, ids: &[u64], now: u32) -> flambeau_table::bucket:
         (0..dimension).map(gradient)
     });
     let gradients: Vec<LeF32> = gradients.map(LeF32::from).collect();
-    bucket.update(ids, &gradients, 0.1, now).unwrap()
+    bucket.update(ids, &gradients, 0.1.into(), now).unwrap()
 }
 
 fn read(bucket: &mut Bucket, ids: &[u64]) -> Vec<f32> {

@@ -74,7 +74,7 @@ proptest! {
                     ids.dedup();
                     create(&mut rows, &ids, &mut places);
                     let minus_one = gradients(&vec![-1.0; ids.len() * dimension as usize]);
-                    prop_assert!(rows.update(&places, &minus_one, 1.0, 0));
+                    prop_assert!(rows.update(&places, &minus_one, 1.0.into(), 0));
                     for id in ids {
                         let row = map.entry(id).or_insert_with(|| initial(&spec, id));
                         row.iter_mut().for_each(|value| *value += 1.0);
@@ -102,7 +102,7 @@ fn reading_creates_no_row() {
     let mut rows = Rows::new(&spec);
     let mut places = Vec::new();
     create(&mut rows, &[5], &mut places);
-    assert!(rows.update(&places, &gradients(&[1.0; 4]), 1.0, 0));
+    assert!(rows.update(&places, &gradients(&[1.0; 4]), 1.0.into(), 0));
     let ids = [9, 5, u64::MAX];
     rows.find(&ids, &mut places);
     assert_eq!([places[0], places[2]], [Place::NONE; 2]);
@@ -175,9 +175,12 @@ fn a_value_that_becomes_infinite_is_noticed() {
         let mut places = Vec::new();
         create(&mut rows, &ids, &mut places);
         let mut gradient = vec![1.0; 3000];
-        assert!(rows.update(&places, &gradients(&gradient), 2.0, 0));
+        assert!(rows.update(&places, &gradients(&gradient), 2.0.into(), 0));
         gradient[at] = f32::MAX;
-        assert!(!rows.update(&places, &gradients(&gradient), 2.0, 0), "{at}");
+        assert!(
+            !rows.update(&places, &gradients(&gradient), 2.0.into(), 0),
+            "{at}"
+        );
     }
 }
 

@@ -124,7 +124,7 @@ fn contents(bucket: &mut Bucket) -> (u64, u32, BTreeMap<u64, Vec<u32>>) {
 
 fn update(bucket: &mut Bucket, ids: &[u64]) {
     let gradients = vec![LeF32::from(0.5); 2 * ids.len()];
-    bucket.update(ids, &gradients, 0.1, 0).unwrap();
+    bucket.update(ids, &gradients, 0.1.into(), 0).unwrap();
 }
 
 #[derive(Clone, Debug)]

@@ -93,6 +93,7 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
             number += 1;
             let update = Update {
                 learning_rate: 1e-4,
+                factor: 1.0,
                 number,
                 kernel,
             };

@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
-"""Writes stale.json beside this script: updates of one block by gradients of old weights, computed with NumPy in float64.
+"""Writes stale.json beside this script: updates of blocks by gradients of old weights, computed with NumPy in float64.
 
     pip install numpy
     python make_stale_vectors.py
 
-The rules are those of `strategy.correction` in docs/strategies.md. A case has
+The rules are those of `strategy.correction` in docs/strategies.md. A case of a dense block (`dense`) has
 
     optimizer   as in a job file
     workers     how many compute
     initial     the weights before the first update
     updates     each with the version that its gradient is based on, the gradient, the factor of its step, the weights after it, their
                 average over the last 5 updates, and the look-ahead weights (none without momentum)
+
+A case of the rows of a bucket (`rows`), which begin with zeros, has
+
+    optimizer   as in a job file
+    updates     each with the version that its gradients are based on, the rows' ids, and the gradients of all values
+    rows        the ids of all rows, and their values after the last update
 """
 
 import json
@@ -20,6 +26,7 @@ import numpy as np
 
 LIMIT = 0.05
 WINDOW = 5
+MOST_UPDATES = 32
 ELEMENTS = 19
 UPDATES = 12
 
@@ -34,13 +41,24 @@ OPTIMIZERS = [
     {"name": "ftrl", "learning_rate": 0.3, "learning_rate_power": -0.5, "initial_accumulator": 0.1, "beta": 0.2, "l1": 0.1, "l2": 0.01,
      "l2_shrinkage": 0.0},
 ]
+ROW_OPTIMIZERS = [
+    {"name": "sgd", "learning_rate": 0.5, "weight_decay": 0.01},
+    {"name": "adagrad", "learning_rate": 0.1, "epsilon": 1e-10, "initial_accumulator": 0.1, "weight_decay": 0.0},
+    {"name": "adam", "learning_rate": 0.05, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0},
+    {"name": "ftrl", "learning_rate": 0.3, "learning_rate_power": -0.5, "initial_accumulator": 0.1, "beta": 0.2, "l1": 0.1, "l2": 0.01,
+     "l2_shrinkage": 0.0},
+]
+ROW_UPDATES = 100
+ROWS = 24
+DIMENSION = 2
+ROW_EXPONENT = {"sgd": 1, "adagrad": 3 / 4, "adam": 3 / 4, "ftrl": 3 / 4}
 EXPONENT = {"ftrl": 1 / 2, "sgd": 1, "momentum": 1, "adagrad": 1 / 2, "rmsprop": 3 / 4, "adam": 3 / 4, "adamw": 3 / 4}
 
 
 class Optimizer:
     def __init__(self, settings, count):
         self.o, self.t = settings, 0
-        self.m, self.v = np.zeros(count), np.zeros(count)
+        self.m, self.v = np.zeros(count), np.full(count, settings.get("initial_accumulator", 0.0) if settings["name"] == "adagrad" else 0.0)
 
     def step(self, w, g):
         """The change of the weights."""
@@ -129,11 +147,11 @@ def case(settings, workers, seed):
         # By the step before; the first one has its share.
         allowed = 0 if last is None else limit * last[0] / (flight * last[1])
         factor = min(1.0, max(allowed, flight ** -EXPONENT[settings["name"]]))
-        last = np.linalg.norm(w), np.linalg.norm(d)
         drift = optimizer.drift(mean, w)
-        w = w + factor * d
+        before, w = w, w + factor * d
         if factor < 1:
             w = optimizer.shortened(w)
+        last = np.linalg.norm(before), np.linalg.norm(w - before) / factor
         # Weights that l1 sets to 0 are not averaged.
         average = w if settings.get("l1") else average + (w - average) / min(version + 1, WINDOW)
         numbers = lambda values: [float(f"{value:.7g}") for value in values]
@@ -148,10 +166,38 @@ def case(settings, workers, seed):
     return {"optimizer": settings, "workers": workers, "initial": [float(x) for x in initial], "updates": updates}
 
 
-cases = [case(settings, workers, seed) for seed, settings in enumerate(OPTIMIZERS) for workers in (2, 8)]
+def case_of_rows(settings, seed):
+    draw = np.random.default_rng(seed)
+    values, optimizers, changed, updates = {}, {}, {}, []
+    for version in range(ROW_UPDATES):
+        # Many gradients of the first rows are under way at a time. Some are older than the updates that a server tells apart.
+        based_on = max(0, version - int(draw.choice([draw.integers(0, 12), 80], p=[0.9, 0.1])))
+        # The first update has all rows: a server remembers as many as an update has.
+        ids = sorted({int(id) for id in draw.zipf(1.3, 6) if id < ROWS}) if version > 0 else list(range(ROWS))
+        gradients = draw.normal(0, 1, (len(ids), DIMENSION)).astype("f4")
+        for id, g in zip(ids, gradients):
+            w = values.setdefault(id, np.zeros(DIMENSION))
+            optimizer = optimizers.setdefault(id, Optimizer(settings, DIMENSION))
+            since = max(based_on, version - MOST_UPDATES)
+            staleness = sum(since <= other for other in changed.setdefault(id, []))
+            # Updates that a server no longer knows are taken to have changed the row as often.
+            staleness *= max(1, (version - based_on) / MOST_UPDATES)
+            factor = (1 + staleness) ** -ROW_EXPONENT[settings["name"]]
+            changed[id].append(version)
+            w = w + factor * optimizer.step(w, g.astype("f8"))
+            values[id] = optimizer.shortened(w) if factor < 1 else w
+        updates.append({"based_on": based_on, "ids": ids, "gradients": [float(value) for value in gradients.flat]})
+    rows = [[id, [float(f"{value:.7g}") for value in w]] for id, w in sorted(values.items())]
+    return {"optimizer": settings, "updates": updates, "rows": rows}
+
+
+cases = {
+    "dense": [case(settings, workers, seed) for seed, settings in enumerate(OPTIMIZERS) for workers in (2, 8)],
+    "rows": [case_of_rows(settings, seed) for seed, settings in enumerate(ROW_OPTIMIZERS)],
+}
 place = pathlib.Path(__file__).with_name("stale.json")
 rounded = json.loads(json.dumps(cases), parse_float=lambda text: float(f"{float(text):.9g}"))
 place.write_text(json.dumps(rounded, separators=(",", ":")) + "\n")
-for one in rounded:
+for one in rounded["dense"]:
     factors = [update["factor"] for update in one["updates"]]
     print(one["optimizer"]["name"], one["workers"], sum(f == 1 for f in factors), "whole steps of", len(factors), "least", min(factors))

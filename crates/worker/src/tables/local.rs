@@ -111,7 +111,7 @@ impl LocalTables {
                 let rest = &rows.ids[start..];
                 let count = rest.partition_point(|id| bucket(*id, table.spec.buckets) <= number);
                 let gradients = &gradients[start * width..][..count * width];
-                of_table.update(&rest[..count], gradients, rate, now)?;
+                of_table.update(&rest[..count], gradients, rate.into(), now)?;
                 start += count;
             }
         }

@@ -80,7 +80,7 @@ pub(crate) trait Contents: Debug + Send {
     ) -> Result<bool, RowsLost>;
 
     /// Applies one gradient that was computed with old weights, with the corrections of its step. Returns whether all values that it has
-    /// changed are finite, and the norms by which the next step is limited. Steps of rows stay as they are.
+    /// changed are finite, and the norms by which the next step is limited.
     ///
     /// # Errors
     /// If rows on disk cannot be read.
@@ -89,12 +89,8 @@ pub(crate) trait Contents: Debug + Send {
         gradient: &Values,
         rule: &VariableRule,
         update: Update,
-        _: StaleStep,
-    ) -> Result<(bool, Norms), RowsLost> {
-        let one = [(1.0, gradient)];
-        let finite = self.update(&one, rule, update, Limit::OFF, &mut Vec::new())?;
-        Ok((finite, Norms::default()))
-    }
+        step: StaleStep,
+    ) -> Result<(bool, Norms), RowsLost>;
 
     /// Returns the look-ahead weights of the last update; none for rows, and if the update was not corrected.
     fn look_ahead(&self) -> Option<Elements> {

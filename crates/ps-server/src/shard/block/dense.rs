@@ -14,6 +14,10 @@ use super::contents::{Contents, Limit, RowsLost, SharedValues, Wanted, squares};
 /// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
 pub(super) const PART: usize = 2048;
 
+/// Of a block of at least `SMALL` parts, a step measures one part of `MEASURED`: to measure all costs a pass over the block.
+const SMALL: usize = 16;
+const MEASURED: u64 = 4;
+
 /// Consecutive elements of a variable.
 #[derive(Debug, Default)]
 pub(super) struct Dense {
@@ -37,8 +41,22 @@ impl Dense {
         Self {
             weights: numbers(weights),
             slots: numbers(slots),
-            ahead: Arc::default(),
-            average: Arc::default(),
+            ..Self::default()
+        }
+    }
+
+    /// Forgets what updates by stale gradients have made.
+    fn forget_stale(&mut self) {
+        (self.ahead, self.average) = (Arc::default(), Arc::default());
+    }
+
+    /// Returns memory for the look-ahead weights of a step, which is not being sent.
+    fn memory_for_ahead(&mut self, step: StaleStep) -> Arc<Vec<f32>> {
+        let length = step.ahead.map_or(0, |_| self.weights.len());
+        let mut memory = std::mem::take(&mut self.ahead);
+        match Arc::get_mut(&mut memory) {
+            Some(values) if values.len() == length => memory,
+            _ => Arc::new(vec![0.0; length]),
         }
     }
 
@@ -60,7 +78,7 @@ impl Contents for Dense {
     fn initialize(&mut self, values: &Elements, rule: &VariableRule) {
         let weights = values.to_vec();
         self.slots = Arc::new(rule.initial_slots(&weights));
-        (self.ahead, self.average) = (Arc::default(), Arc::default());
+        self.forget_stale();
         self.weights = Arc::new(weights);
     }
 
@@ -93,7 +111,7 @@ impl Contents for Dense {
         limit: Limit,
         _: &mut Vec<f32>,
     ) -> Result<bool, RowsLost> {
-        (self.ahead, self.average) = (Arc::default(), Arc::default());
+        self.forget_stale();
         let mut begun = self.begin(rule, update);
         if let [(1.0, gradient)] = gradients
             && limit.is_off()
@@ -118,21 +136,18 @@ impl Contents for Dense {
         update: Update,
         step: StaleStep,
     ) -> Result<(bool, Norms), RowsLost> {
-        let mut ahead = std::mem::take(&mut self.ahead);
-        if Arc::get_mut(&mut ahead).is_none() {
-            ahead = Arc::default();
-        }
-        let weights = Arc::make_mut(&mut ahead);
-        weights.resize(step.ahead.map_or(0, |_| self.weights.len()), 0.0);
+        let mut ahead = self.memory_for_ahead(step);
         let mut average = std::mem::take(&mut self.average);
         if step.average.is_some() && average.is_empty() {
             average = Arc::clone(&self.weights);
         }
-        let mut begun = self.begin(rule, update);
+        let factor = step.factor;
+        let mut begun = self.begin(rule, Update { factor, ..update });
         begun.stale = Some(Stale {
             step,
+            before: Vec::with_capacity(PART),
             squares: [0.0; 2],
-            ahead: weights,
+            ahead: Arc::make_mut(&mut ahead).as_mut_slice(),
             average: match step.average {
                 Some(_) => Arc::make_mut(&mut average).as_mut_slice(),
                 None => &mut [],
@@ -142,11 +157,14 @@ impl Contents for Dense {
             .elements()
             .for_parts(|range, part| begun.apply(range, part));
         let squares = begun.stale.map_or([0.0; 2], |stale| stale.squares);
-        let [weights, step] = squares.map(f64::sqrt);
+        let norms = Norms {
+            weights: squares[0].sqrt(),
+            step: squares[1].sqrt() / f64::from(factor),
+        };
         let finite = begun.finite;
         self.ahead = ahead;
         self.average = average;
-        Ok((finite, Norms { weights, step }))
+        Ok((finite, norms))
     }
 
     fn look_ahead(&self) -> Option<Elements> {
@@ -227,7 +245,14 @@ impl Begun<'_> {
         }
     }
 
+    /// Returns whether the step of a part is measured: of a large block, each update measures some parts, and the next one others.
+    fn measures(&self, part: usize) -> bool {
+        let parts = self.weights.len().div_ceil(PART);
+        parts < SMALL || (part as u64 + self.update.number).is_multiple_of(MEASURED)
+    }
+
     fn apply_part(&mut self, range: Range<usize>, gradient: &[LeF32]) {
+        let is_measured = self.measures(range.start / PART);
         let slots = self
             .slots
             .each_mut()
@@ -237,14 +262,15 @@ impl Begun<'_> {
             gradient,
             slots,
         };
-        match self.stale {
+        match &mut self.stale {
             None => self.rule.apply(self.update, part),
-            Some(_) => {
-                let mut scratch = [0.0; PART];
-                let before = &mut scratch[..range.len()];
-                before.copy_from_slice(part.weights);
+            Some(stale) => {
+                stale.before.clear();
+                if is_measured || stale.step.ahead.is_some() {
+                    stale.before.extend_from_slice(part.weights);
+                }
                 self.rule.apply_rule(self.update, part);
-                self.correct(range.clone(), before);
+                self.correct(range.clone(), is_measured);
             }
         }
         let slots = self.slots.each_ref();
@@ -253,9 +279,8 @@ impl Begun<'_> {
         self.finite &= finite(&self.weights[range.clone()]) && slots.into_iter().all(finite);
     }
 
-    /// Corrects the step of a part: measures it, shortens it, and moves the averages. Then it makes the look-ahead weights. `before` has the
-    /// part's weights before the step.
-    fn correct(&mut self, range: Range<usize>, before: &[f32]) {
+    /// Measures the step of a part if that is wanted, moves the averages, and makes the look-ahead weights.
+    fn correct(&mut self, range: Range<usize>, is_measured: bool) {
         let Self {
             rule,
             update,
@@ -265,21 +290,12 @@ impl Begun<'_> {
         else {
             return;
         };
-        let weights = &mut self.weights[range.clone()];
-        for (sum, more) in
-            stale
-                .squares
-                .iter_mut()
-                .zip(squares_of_step(update.kernel, before, weights))
-        {
-            *sum += more;
-        }
-        let factor = stale.step.factor;
-        if factor < 1.0 {
-            shorten(update.kernel, before, factor, weights);
-            let slots = self.slots.each_mut();
-            let slots = slots.map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
-            rule.shortened(*update, weights, slots);
+        let weights = &self.weights[range.clone()];
+        if is_measured {
+            let more = squares_of_step(update.kernel, &stale.before, weights);
+            for (sum, more) in stale.squares.iter_mut().zip(more) {
+                *sum += more;
+            }
         }
         if rule.has_averages() {
             let averages = &mut self.slots[rule.rule_slots().count][range.clone()];
@@ -296,12 +312,12 @@ impl Begun<'_> {
         if let Some(updates) = stale.step.ahead {
             let slots = self.slots.each_ref();
             let ahead = LookAhead {
-                weights: &mut stale.ahead[range.clone()],
-                before,
+                made: &mut stale.ahead[range.clone()],
+                weights,
+                before: &stale.before,
                 slots: slots.map(|slot| slot.get(range.clone()).unwrap_or_default()),
             };
-            ahead.weights.copy_from_slice(weights);
-            rule.look_ahead(*update, updates, factor, ahead);
+            rule.look_ahead(*update, updates, ahead);
         }
     }
 }
@@ -309,7 +325,9 @@ impl Begun<'_> {
 /// An update by a gradient of old weights.
 struct Stale<'a> {
     step: StaleStep,
-    /// The sums of the squares of the weights before it, and of the step before it is shortened.
+    /// The weights of a part before the step; empty if nobody needs them.
+    before: Vec<f32>,
+    /// The sums of the squares of the weights before it, and of the step that is made.
     squares: [f64; 2],
     /// The look-ahead weights; empty if there are none.
     ahead: &'a mut [f32],
@@ -325,15 +343,6 @@ fn move_average(kernel: Kernel, share: f32, weights: &[f32], average: &mut [f32]
     kernel.run(|| {
         for (average, weight) in average.iter_mut().zip(weights) {
             *average += share * (*weight - *average);
-        }
-    });
-}
-
-/// Takes back a part of a step from the weights before it, so that `factor` of it remains.
-fn shorten(kernel: Kernel, before: &[f32], factor: f32, weights: &mut [f32]) {
-    kernel.run(|| {
-        for (weight, before) in weights.iter_mut().zip(before) {
-            *weight = *before + factor * (*weight - *before);
         }
     });
 }

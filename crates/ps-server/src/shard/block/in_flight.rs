@@ -23,8 +23,8 @@ impl InFlight {
         self.note(staleness, workers);
         self.corrected += 1;
         let norms = self.last.map(|(_, norms)| norms);
-        let (updates, staleness) = (self.updates(workers), self.mean_staleness());
-        stale.next(self.corrected, norms, updates, staleness)
+        let (updates, mean) = (self.updates(workers), self.mean_staleness());
+        stale.next(self.corrected, norms, updates, staleness, mean)
     }
 
     /// Notes the norms of an update, and the version that it has made.

@@ -10,6 +10,7 @@ mod contents;
 mod dense;
 mod heat;
 mod in_flight;
+mod row_staleness;
 mod rows;
 
 use std::collections::BTreeMap;

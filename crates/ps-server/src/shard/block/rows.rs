@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use metrics::{Counter, Gauge, counter, gauge};
-use optimizer::{Update, VariableRule};
+use optimizer::row::RowRates;
+use optimizer::{Norms, StaleStep, Update, VariableRule};
 use shared_proto::payload::{self, Elements, LeF32};
 use shared_proto::planted;
 use shared_proto::table::hash::hash;
@@ -16,6 +17,7 @@ use table::disk::RowFile;
 
 use super::contents::{Contents, Limit, RowsLost, SharedValues, Wanted, squares};
 use super::heat::Heat;
+use super::row_staleness::RowStaleness;
 
 /// The options for the rows of a bucket.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,6 +33,9 @@ pub(crate) struct BucketStorage<'a> {
 pub(super) struct TableRows {
     bucket: Bucket,
     heat: Heat,
+    staleness: RowStaleness,
+    /// The factors of the rows of an update by a stale gradient.
+    factors: Vec<f32>,
     dimension: usize,
     counters: Counters,
     counted: Counted,
@@ -86,6 +91,8 @@ impl TableRows {
         let mut rows = Self {
             bucket,
             heat: Heat::new(storage.hottest_ids),
+            staleness: RowStaleness::new(spec.buckets),
+            factors: Vec::new(),
             dimension: spec.dimension as usize,
             counters,
             counted: Counted::default(),
@@ -127,16 +134,19 @@ impl TableRows {
         ids
     }
 
+    /// Updates rows, each at the learning rate times its factor of `self.factors`, which are empty if all are 1.
     fn update_rows(
         &mut self,
         ids: &[u64],
         gradients: &[LeF32],
         rate: f32,
     ) -> Result<bool, RowsLost> {
+        let factors = &self.factors;
+        let rates = RowRates { rate, factors };
         // Only a table that evicts rows after some seconds looks at the time.
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs() as u32);
-        let updated = self.bucket.update(ids, gradients, rate, now)?;
+        let updated = self.bucket.update(ids, gradients, rates, now)?;
         self.counters.count(&updated);
         self.counters.updated.increment(ids.len() as u64);
         self.heat.count_update(ids);
@@ -201,6 +211,24 @@ impl Contents for TableRows {
         }
         let ids = self.sum(rows, limit, sum);
         self.update_rows(&ids, payload::in_place(sum), rate)
+    }
+
+    fn update_stale(
+        &mut self,
+        gradient: &Values,
+        rule: &VariableRule,
+        update: Update,
+        step: StaleStep,
+    ) -> Result<(bool, Norms), RowsLost> {
+        if let (Values::Rows(rows), Some(stale)) = (gradient, rule.stale_steps()) {
+            let factor = |updates| stale.row_factor(updates);
+            self.staleness
+                .note(&rows.ids, step.staleness, factor, &mut self.factors);
+        }
+        let one = [(1.0, gradient)];
+        let updated = self.update(&one, rule, update, Limit::OFF, &mut Vec::new());
+        self.factors.clear();
+        Ok((updated?, Norms::default()))
     }
 
     fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, sum: &mut Vec<f32>) -> f64 {
