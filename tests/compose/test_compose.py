@@ -113,7 +113,7 @@ def ends_with(*command, **settings):
     return done.returncode, done.stdout
 
 
-def until(what, seconds, holds, last=lambda: None):
+def until(what, seconds, holds, last=None):
     """Waits until `holds()` gives something true, and returns it. A failure says what `last()` gives."""
     deadline = time.monotonic() + seconds
     while True:
@@ -121,7 +121,7 @@ def until(what, seconds, holds, last=lambda: None):
         if found:
             return found
         if time.monotonic() > deadline:
-            raise Failure(f"waited {seconds} s in vain: {what}; {last()}")
+            raise Failure(f"waited {seconds} s in vain: {what}" + (f"; {last()}" if last else ""))
         time.sleep(0.5)
 
 
@@ -213,7 +213,7 @@ class Project:
         return sum(t["alive"] and t["task"].startswith(f"{role}-") for t in status["tasks"])
 
     def await_live(self, role, number, seconds=60):
-        until(f"{number} of role {role} are live", seconds, lambda: self.live(role) == number, lambda: self.status())
+        until(f"{number} of role {role} are live", seconds, lambda: self.live(role) == number, self.status)
 
     def await_progress(self, seconds=90):
         """Waits until a hundred more steps have been finished."""
@@ -242,10 +242,13 @@ class Project:
         return self.read(path) if name in self.read(folder, "ls").split() else None
 
     def epochs_that_last(self, run_name, seconds, least):
-        """So many epochs of the digits that a job lasts at least so long at the pace that another run has had. The
-        mean of that run also counts the start of its workers, so that a job by it may end far too soon."""
-        points = [json.loads(line) for line in self.find(f"/runs/{run_name}/metrics.jsonl").splitlines()]
-        paces = [float(point["samples_per_second"]) for point in points if point["event"] == "steps"]
+        """How many epochs of the digits last about this long at the pace of another run. Its own mean also counts the start of its workers, so
+        that a job by it may end far too soon."""
+        text = self.find(f"/runs/{run_name}/metrics.jsonl")
+        check(text, f"the run {run_name} has no metrics")
+        points = [point for point in map(json.loads, text.splitlines()) if point["event"] == "steps"]
+        spans = [(end["samples"] - begin["samples"], end["seconds"] - begin["seconds"]) for begin, end in zip(points, points[1:])]
+        paces = [samples / took for samples, took in spans if samples > 0 and took > 0]
         check(paces, f"the run {run_name} has told no pace")
         return max(least, int(statistics.median(paces) * seconds / 1437))
 

@@ -44,7 +44,7 @@ impl WithSimd for Work<'_> {
     }
 }
 
-/// Updates elements, each a weight, its gradient, its sum of squares and its linear term. Of each step, the part `factor` is made.
+/// Updates elements, each a weight, its gradient, its sum of squares and its linear term. `factor` is the part of each step that is made.
 #[inline(always)]
 pub(crate) fn update_elements<'a>(
     settings: &Ftrl,

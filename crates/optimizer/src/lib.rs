@@ -92,7 +92,7 @@ pub trait Rule: Send + Sync {
 /// Weights to which momentum leads, and what says where to.
 #[derive(Debug)]
 pub struct LookAhead<'a> {
-    /// The weights that are made. What they were does not count.
+    /// The look-ahead weights, which are overwritten.
     pub made: &'a mut [f32],
     /// The weights after the last update.
     pub weights: &'a [f32],

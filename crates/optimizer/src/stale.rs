@@ -1,17 +1,18 @@
 //! Corrections for gradients that were computed with old weights, outside sync mode.
 //!
 //! While a gradient is computed, other updates change the weights. With `n` updates under way at a time, descent is stable about as long as
-//! the step times the curvature times `n` stays below one. Three corrections help:
+//! the step times the curvature times `n` stays below one. Four corrections help:
 //! - The step of a block is limited, relative to the norm of its weights: in layered networks, the relative change of each layer bounds the
 //!   change of its gradient (Bernstein et al., "On the Distance Between Two Neural Networks and the Stability of Learning", NeurIPS 2020).
 //!   It keeps about the share that it had in a synchronous step, which is the mean of `n` gradients.
 //! - Evaluations and the exported model take a mean of the last weights: with a constant rate the weights wander about a minimum, the more
 //!   so the older the gradients are, and their mean is nearer to it (Polyak and Juditsky, "Acceleration of Stochastic Approximation by
 //!   Averaging", 1992).
-//! - The step of a row keeps about the share that it had in a synchronous step of the workers whose gradients of this row are under way. Most
-//!   rows have one such gradient at a time, and none of them is old.
 //! - Workers compute with the weights to which the momentum leads meanwhile (DANA: Hakimi et al., "Taming Momentum in a Distributed
 //!   Asynchronous Environment", 2019).
+//! - The step of a row of a table follows the row's own staleness (a factor of 1/(1 + staleness) for a whole model: Zhang et al.,
+//!   "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016). A row in few batches has one gradient under way at a time, and its
+//!   steps stay whole.
 
 use shared_proto::blocks::VariableKind;
 use shared_proto::job::{Correction, Job, Optimizer};
@@ -22,7 +23,7 @@ use shared_proto::table::RowOptimizer;
 pub struct StaleSteps {
     /// The part of a block's norm that all updates in flight may move it by.
     limit: f64,
-    /// With n updates in flight, the factor of a step is at least n to the power of minus this.
+    /// With n updates in flight, the factor of a step is at least n to the power of minus this; that of a row with the staleness n - 1 is just this.
     exponent: f64,
     /// True if workers compute with look-ahead weights.
     look_ahead: bool,
@@ -48,8 +49,8 @@ const OF_MOMENTS: f64 = 0.75;
 /// The exponent of steps that are divided by the root of a sum of squares, which n gradients raise n times.
 const OF_SUMS: f64 = 0.5;
 
-/// The norms of a block's weights before an update, and of its step before that is shortened, or of the same part of both: what counts is how
-/// large one is beside the other.
+/// The norms of a block's weights before an update, and of its step before that is shortened. Both may be those of a part of the block: only their
+/// ratio counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Norms {
     /// The norm of the weights.
@@ -245,6 +246,8 @@ pub(crate) fn carry(mu: f32, updates: f64, scale: impl Fn(u64) -> f64) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use shared_proto::job::Sgd;
+
     use super::*;
 
     fn of(text: &str) -> Option<StaleSteps> {
@@ -294,6 +297,9 @@ mod tests {
             "[strategy]\ncorrection = { enabled = false }",
         ] {
             assert_eq!(of(text), None, "{text}");
+            let job = Job::from_toml(text).unwrap();
+            let rows = RowOptimizer::Sgd(Sgd::default());
+            assert_eq!(StaleSteps::of_rows(&job, &rows), None, "{text}");
         }
     }
 

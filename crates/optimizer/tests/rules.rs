@@ -121,7 +121,7 @@ fn all_kernels_give_the_same_bits() {
                 let gradient: Vec<LeF32> = numbers(number as u32 + 1).map(LeF32::from).collect();
                 let update = Update {
                     learning_rate: 0.01,
-                    factor: 1.0,
+                    factor: if number % 2 == 0 { 0.3 } else { 1.0 },
                     number,
                     kernel,
                 };

@@ -78,7 +78,7 @@ impl Counters {
         }
     }
 
-    /// Counts an update of a block, and its step if that can be shortened.
+    /// Counts an update of a block, and its step if that can be shortened as a whole.
     pub(crate) fn applied(&self, took: Duration, staleness: u64, step: Option<CorrectedStep>) {
         self.apply.record(took);
         self.staleness.record(staleness as f64);
@@ -87,7 +87,7 @@ impl Counters {
             self.steps
                 .lock()
                 .add_step(step.factor, step.synchronous_factor);
-            // That of a step from weights of 0 is infinite.
+            // A step from weights of 0 has an infinite norm.
             if step.relative_norm.is_finite() {
                 self.step_norm.record(step.factor * step.relative_norm);
                 self.synchronous_norm

@@ -234,7 +234,7 @@ pub struct Summary {
     /// Mean number of updates that a block took between a pull and the push made with it.
     #[serde(with = "number")]
     pub mean_gradient_staleness: f64,
-    /// Mean factor of the steps that servers corrected, because other updates came between pull and push; none without such steps.
+    /// Mean factor of the steps of dense blocks that servers corrected, because other updates came between pull and push; none without such steps.
     #[serde(default, with = "number::option")]
     pub mean_step_factor: Option<f64>,
     /// How many times as long as in sync mode these steps were, in the mean.

@@ -26,7 +26,7 @@ import numpy as np
 
 LIMIT = 0.05
 WINDOW = 5
-MOST_UPDATES = 32
+HISTORY = 32
 ELEMENTS = 19
 UPDATES = 12
 
@@ -48,21 +48,26 @@ ROW_OPTIMIZERS = [
     {"name": "ftrl", "learning_rate": 0.3, "learning_rate_power": -0.5, "initial_accumulator": 0.1, "beta": 0.2, "l1": 0.1, "l2": 0.01,
      "l2_shrinkage": 0.0},
 ]
+for row_wise in ("adagrad", "adam"):
+    ROW_OPTIMIZERS.append({**next(one for one in ROW_OPTIMIZERS if one["name"] == row_wise), "name": f"row-{row_wise}"})
 ROW_UPDATES = 100
 ROWS = 24
 DIMENSION = 2
-ROW_EXPONENT = {"sgd": 1, "adagrad": 3 / 4, "adam": 3 / 4, "ftrl": 3 / 4}
+ROW_EXPONENT = {"sgd": 1, "adagrad": 3 / 4, "adam": 3 / 4, "ftrl": 3 / 4, "row-adagrad": 3 / 4, "row-adam": 3 / 4}
 EXPONENT = {"ftrl": 1 / 2, "sgd": 1, "momentum": 1, "adagrad": 1 / 2, "rmsprop": 3 / 4, "adam": 3 / 4, "adamw": 3 / 4}
 
 
 class Optimizer:
     def __init__(self, settings, count):
         self.o, self.t = settings, 0
-        self.m, self.v = np.zeros(count), np.full(count, settings.get("initial_accumulator", 0.0) if settings["name"] == "adagrad" else 0.0)
+        self.name = settings["name"].removeprefix("row-")
+        self.m, self.v = np.zeros(count), np.full(count, settings["initial_accumulator"] if self.name == "adagrad" else 0.0)
 
     def step(self, w, g):
         """The change of the weights."""
-        o, name, rate = self.o, self.o["name"], self.o["learning_rate"]
+        o, name, rate = self.o, self.name, self.o["learning_rate"]
+        # The row-wise forms have one sum or mean of squares for a row.
+        squares = lambda g: np.mean(g * g) if o["name"] != name else g * g
         self.t += 1
         if name == "ftrl":
             before, self.v = self.v, self.v + g * g
@@ -77,14 +82,14 @@ class Optimizer:
             self.m = o["momentum"] * self.m + g
             return -rate * (g + o["momentum"] * self.m if o["nesterov"] else self.m)
         if name == "adagrad":
-            self.v = self.v + g * g
+            self.v = self.v + squares(g)
             return -rate * g / (np.sqrt(self.v) + o["epsilon"])
         if name == "rmsprop":
             self.v = o["alpha"] * self.v + (1 - o["alpha"]) * g * g
             self.m = o["momentum"] * self.m + g / (np.sqrt(self.v) + o["epsilon"])
             return -rate * self.m
         self.m = o["beta1"] * self.m + (1 - o["beta1"]) * g
-        self.v = o["beta2"] * self.v + (1 - o["beta2"]) * g * g
+        self.v = o["beta2"] * self.v + (1 - o["beta2"]) * squares(g)
         decay = rate * o["weight_decay"] * w if name == "adamw" else 0
         return -rate * self.direction() - decay
 
@@ -178,10 +183,10 @@ def case_of_rows(settings, seed):
         for id, g in zip(ids, gradients):
             w = values.setdefault(id, np.zeros(DIMENSION))
             optimizer = optimizers.setdefault(id, Optimizer(settings, DIMENSION))
-            since = max(based_on, version - MOST_UPDATES)
+            since = max(based_on, version - HISTORY)
             staleness = sum(since <= other for other in changed.setdefault(id, []))
             # Updates that a server no longer knows are taken to have changed the row as often.
-            staleness *= max(1, (version - based_on) / MOST_UPDATES)
+            staleness *= max(1, (version - based_on) / HISTORY)
             factor = (1 + staleness) ** -ROW_EXPONENT[settings["name"]]
             changed[id].append(version)
             w = w + factor * optimizer.step(w, g.astype("f8"))

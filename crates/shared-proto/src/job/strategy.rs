@@ -55,8 +55,8 @@ pub struct Strategy {
     pub correction: Correction,
 }
 
-/// What servers do, outside sync mode, about gradients that were computed with old weights. Rows of tables stay as they are, as do
-/// the updates of a single worker.
+/// What servers do, outside sync mode, about gradients that were computed with old weights. The updates of a single worker stay as they are. Steps
+/// of rows follow their own staleness; `step_limit`, `look_ahead` and `average` concern dense variables.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Correction {

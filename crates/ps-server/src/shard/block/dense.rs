@@ -14,9 +14,9 @@ use super::contents::{Contents, Limit, RowsLost, SharedValues, Wanted, squares};
 /// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
 pub(super) const PART: usize = 2048;
 
-/// Of a block of at least `SMALL` parts, a step measures one part of `MEASURED`: to measure all costs a pass over the block.
-const SMALL: usize = 16;
-const MEASURED: u64 = 4;
+/// From so many parts on, an update measures one part in so many: to measure all costs a pass over the block.
+const LARGE: usize = 16;
+const MEASURED_ONE_IN: u64 = 4;
 
 /// Consecutive elements of a variable.
 #[derive(Debug, Default)]
@@ -157,6 +157,7 @@ impl Contents for Dense {
             .elements()
             .for_parts(|range, part| begun.apply(range, part));
         let squares = begun.stale.map_or([0.0; 2], |stale| stale.squares);
+        // A weight that FTRL's l1 has set to 0 moved by all of its step: its part of the norm is too large, and the next step shorter.
         let norms = Norms {
             weights: squares[0].sqrt(),
             step: squares[1].sqrt() / f64::from(factor),
@@ -248,7 +249,7 @@ impl Begun<'_> {
     /// Returns whether the step of a part is measured: of a large block, each update measures some parts, and the next one others.
     fn measures(&self, part: usize) -> bool {
         let parts = self.weights.len().div_ceil(PART);
-        parts < SMALL || (part as u64 + self.update.number).is_multiple_of(MEASURED)
+        parts < LARGE || (part as u64 + self.update.number).is_multiple_of(MEASURED_ONE_IN)
     }
 
     fn apply_part(&mut self, range: Range<usize>, gradient: &[LeF32]) {
@@ -325,7 +326,7 @@ impl Begun<'_> {
 /// An update by a gradient of old weights.
 struct Stale<'a> {
     step: StaleStep,
-    /// The weights of a part before the step; empty if nobody needs them.
+    /// The weights of a part before the step; empty if they are not needed.
     before: Vec<f32>,
     /// The sums of the squares of the weights before it, and of the step that is made.
     squares: [f64; 2],

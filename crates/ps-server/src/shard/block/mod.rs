@@ -106,7 +106,7 @@ pub(crate) struct Applied {
     pub(crate) version: Version,
     /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
-    /// Its step; none if that cannot be shortened.
+    /// Its step; none if that cannot be shortened as a whole: steps of rows have factors of their own.
     pub(crate) step: Option<CorrectedStep>,
 }
 

@@ -34,7 +34,7 @@ pub(super) struct TableRows {
     bucket: Bucket,
     heat: Heat,
     staleness: RowStaleness,
-    /// The factors of the rows of an update by a stale gradient.
+    /// Memory for the factors of rows.
     factors: Vec<f32>,
     dimension: usize,
     counters: Counters,
@@ -134,15 +134,40 @@ impl TableRows {
         ids
     }
 
-    /// Updates rows, each at the learning rate times its factor of `self.factors`, which are empty if all are 1.
+    /// Applies the sum of gradients, each times its factor. `factors` are those of the rows' steps.
+    fn apply(
+        &mut self,
+        gradients: &[(f32, &Values)],
+        rate: f32,
+        factors: &[f32],
+        limit: Limit,
+        sum: &mut Vec<f32>,
+    ) -> Result<bool, RowsLost> {
+        let rates = RowRates { rate, factors };
+        let rows: Vec<(f32, &Rows)> = gradients.iter().filter_map(rows_of).collect();
+        if let [(1.0, rows)] = rows[..]
+            && limit.is_off()
+        {
+            return match rows.values.as_f32() {
+                Some(gradients) => self.update_rows(&rows.ids, gradients, rates),
+                None => {
+                    sum.clear();
+                    sum.resize(rows.values.len(), 0.0);
+                    rows.values.copy_to(sum);
+                    self.update_rows(&rows.ids, payload::in_place(sum), rates)
+                }
+            };
+        }
+        let ids = self.sum(rows, limit, sum);
+        self.update_rows(&ids, payload::in_place(sum), rates)
+    }
+
     fn update_rows(
         &mut self,
         ids: &[u64],
         gradients: &[LeF32],
-        rate: f32,
+        rates: RowRates<'_>,
     ) -> Result<bool, RowsLost> {
-        let factors = &self.factors;
-        let rates = RowRates { rate, factors };
         // Only a table that evicts rows after some seconds looks at the time.
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs() as u32);
@@ -194,23 +219,8 @@ impl Contents for TableRows {
         limit: Limit,
         sum: &mut Vec<f32>,
     ) -> Result<bool, RowsLost> {
-        let rows: Vec<(f32, &Rows)> = gradients.iter().filter_map(rows_of).collect();
-        let rate = update.learning_rate;
-        if let [(1.0, rows)] = rows[..]
-            && limit.is_off()
-        {
-            return match rows.values.as_f32() {
-                Some(gradients) => self.update_rows(&rows.ids, gradients, rate),
-                None => {
-                    sum.clear();
-                    sum.resize(rows.values.len(), 0.0);
-                    rows.values.copy_to(sum);
-                    self.update_rows(&rows.ids, payload::in_place(sum), rate)
-                }
-            };
-        }
-        let ids = self.sum(rows, limit, sum);
-        self.update_rows(&ids, payload::in_place(sum), rate)
+        self.staleness.clear();
+        self.apply(gradients, update.learning_rate, &[], limit, sum)
     }
 
     fn update_stale(
@@ -220,14 +230,15 @@ impl Contents for TableRows {
         update: Update,
         step: StaleStep,
     ) -> Result<(bool, Norms), RowsLost> {
+        let mut factors = std::mem::take(&mut self.factors);
+        factors.clear();
         if let (Values::Rows(rows), Some(stale)) = (gradient, rule.stale_steps()) {
-            let factor = |updates| stale.row_factor(updates);
             self.staleness
-                .note(&rows.ids, step.staleness, factor, &mut self.factors);
+                .note(&rows.ids, step.staleness, stale, &mut factors);
         }
-        let one = [(1.0, gradient)];
-        let updated = self.update(&one, rule, update, Limit::OFF, &mut Vec::new());
-        self.factors.clear();
+        let (one, rate) = ([(1.0, gradient)], update.learning_rate);
+        let updated = self.apply(&one, rate, &factors, Limit::OFF, &mut Vec::new());
+        self.factors = factors;
         Ok((updated?, Norms::default()))
     }
 
@@ -396,7 +407,7 @@ mod tests {
         let mut one = [1.0];
         for id in 0..500 {
             let gradient = payload::in_place(&mut one);
-            rows.update_rows(&[id], gradient, 0.1).unwrap();
+            rows.update_rows(&[id], gradient, 0.1.into()).unwrap();
             assert_eq!(rows.counted.bytes, rows.bytes());
         }
         let before = rows.bytes();
