@@ -206,8 +206,10 @@ fn each_sample_counts_once_whoever_dies() {
 
 #[test]
 fn a_ring_goes_on_without_a_worker_that_does_not_come_back() {
+    // A pass of 60 steps, of which the first are made: while workers wait for a pass to end, nobody uses the ring, and only the lease of a
+    // lost worker tells.
     let job = format!(
-        "epochs = 2\n[model]\nname = \"odd\"\n{MIRRORED}[cluster]\nworkers = 3\nlease_seconds = 20.0\n"
+        "epochs = 2\nbatch_size = 8\n[model]\nname = \"odd\"\n{MIRRORED}[cluster]\nworkers = 3\nlease_seconds = 20.0\n"
     );
     let slow = [("TEST_STEP_MILLISECONDS", "10")];
     let mut cluster = Cluster::start(program(), &job, 0);
