@@ -68,7 +68,7 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::UpdatesNotShared, 0),
     (Fault::HalfAStep, 6),
     (Fault::SumOfSome, 15),
-    (Fault::MissingPieces, 4),
+    (Fault::MissingPieces, 5),
     (Fault::OwnOrder, 24),
     (Fault::LeftTooEarly, 24),
     (Fault::GroupCountsTwice, 2),
