@@ -206,8 +206,8 @@ fn each_sample_counts_once_whoever_dies() {
 
 #[test]
 fn a_ring_goes_on_without_a_worker_that_does_not_come_back() {
-    // A pass of 60 steps, of which the first are made: while workers wait for a pass to end, nobody uses the ring, and only the lease of a
-    // lost worker tells.
+    // A pass has 60 steps, so that the worker is killed within one. At the end of a pass no data goes through the ring, and the loss of a worker is
+    // found only when its lease ends.
     let job = format!(
         "epochs = 2\nbatch_size = 8\n[model]\nname = \"odd\"\n{MIRRORED}[cluster]\nworkers = 3\nlease_seconds = 20.0\n"
     );

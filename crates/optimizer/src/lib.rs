@@ -83,7 +83,7 @@ pub trait Rule: Send + Sync {
     fn apply(&self, update: Update, part: Part);
 
     /// Makes the weights to which the momentum leads in the next `updates`, if these have no gradient: the steps of these updates, each times
-    /// the factor of the last one, `update`, whose momentum is in the slots. Without momentum, they are the weights as they are.
+    /// the factor of the last one, `update`, whose momentum is in the slots. Without momentum, they equal the weights.
     fn look_ahead(&self, _update: Update, _updates: f64, ahead: LookAhead) {
         ahead.made.copy_from_slice(ahead.weights);
     }

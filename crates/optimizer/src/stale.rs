@@ -168,7 +168,7 @@ impl StaleSteps {
         })
     }
 
-    /// Returns the factor of the step of a row whose gradient was computed so many updates of the row ago.
+    /// Returns the factor of a row's step. `staleness` is the number of updates of the row between the pull and the push of its gradient.
     pub fn row_factor(self, staleness: f64) -> f32 {
         (1.0 + staleness).powf(-self.exponent) as f32
     }

@@ -174,7 +174,7 @@ impl VariableRule {
         self.rule.apply(update, part);
     }
 
-    /// Returns the corrections of steps whose gradients were computed with old weights; none if such steps stay as they are.
+    /// Returns the corrections of steps whose gradients were computed with old weights; none if such steps are not corrected.
     pub fn stale_steps(&self) -> Option<StaleSteps> {
         self.stale
     }

@@ -384,7 +384,7 @@ impl Block {
         })
     }
 
-    /// Returns the corrections of stale gradients; none while there is a single worker, whose gradients are never stale.
+    /// Returns the corrections of stale gradients; none with a single worker: its gradients are never stale.
     fn stale_steps(&self, view: &View, rule: &VariableRule) -> Option<StaleSteps> {
         let stale = rule.stale_steps().filter(|_| view.workers.len() > 1);
         stale.filter(|_| !planted!(StaleAsNew))

@@ -13,8 +13,8 @@ const WAYS: usize = 8;
 const ROWS_PER_LINE: usize = 2;
 const MOST_LINES: usize = 1 << 14;
 
-/// Which of a bucket's last updates have changed which row. It is a cache: a row displaces another one of its line, whose next gradient then
-/// counts as new. Rows with several changes are displaced last. It is not in checkpoints: a few updates show it again.
+/// Which of a bucket's last updates have changed which row. It is a cache: a new row displaces another row of its line, and the next gradient of the
+/// displaced row counts as new. Rows with several changes are displaced last. Checkpoints do not contain it: a few updates restore it.
 #[derive(Debug)]
 pub(super) struct RowStaleness {
     /// The number of the table's buckets.
