@@ -14,12 +14,10 @@ impl Rule for Adagrad {
 
     fn apply(&self, update: Update, part: Part) {
         let (rate, decay, epsilon) = (update.rate(), self.weight_decay, self.epsilon);
-        update.kernel.run(|| {
-            for (w, g, sum) in part.with_slot() {
-                let g = g + decay * *w;
-                *sum += g * g;
-                *w -= rate * g / (sum.sqrt() + epsilon);
-            }
+        part.update(update.kernel, move |w, g, [sum]| {
+            let g = g + decay * w;
+            let sum = sum + g * g;
+            (w - rate * g / (sum.sqrt() + epsilon), [sum])
         });
     }
 }

@@ -4,7 +4,7 @@
 use shared_proto::job::{Adam, AdamW};
 
 use crate::stale::carry;
-use crate::{LookAhead, Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 const SLOTS: Slots = Slots {
     count: 2,
@@ -20,8 +20,8 @@ impl Rule for Adam {
         Moments::from(self).apply(update, 1.0, self.weight_decay, part);
     }
 
-    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
-        Moments::from(self).look_ahead(update, updates, ahead);
+    fn steps_ahead(&self, update: Update, updates: f64) -> f32 {
+        Moments::from(self).steps_ahead(update, updates)
     }
 }
 
@@ -35,8 +35,8 @@ impl Rule for AdamW {
         Moments::from(self).apply(update, keep, 0.0, part);
     }
 
-    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
-        Moments::from(self).look_ahead(update, updates, ahead);
+    fn steps_ahead(&self, update: Update, updates: f64) -> f32 {
+        Moments::from(self).steps_ahead(update, updates)
     }
 }
 
@@ -74,11 +74,11 @@ impl From<&AdamW> for Moments {
 }
 
 impl Moments {
-    /// Moves weights ahead, as [`Rule::look_ahead`] does. The second moment stays as it is meanwhile, and weight decay goes on.
-    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
+    /// Returns the steps of [`Rule::steps_ahead`]. The second moment stays as it is meanwhile, and weight decay goes on.
+    fn steps_ahead(&self, update: Update, updates: f64) -> f32 {
         let now = lack(self.beta1, update.number);
         let unbiased = |later| now / lack(self.beta1, update.number.saturating_add(later));
-        ahead.step_again(update.kernel, carry(self.beta1, updates, unbiased));
+        carry(self.beta1, updates, unbiased)
     }
 
     /// Applies a gradient, to which `decay` times the weight is added. The weight itself is multiplied by `keep`.
@@ -86,13 +86,12 @@ impl Moments {
         let (beta1, beta2, epsilon) = (self.beta1, self.beta2, self.epsilon);
         let step = (f64::from(update.rate()) / lack(beta1, update.number)) as f32;
         let root = lack(beta2, update.number).sqrt() as f32;
-        update.kernel.run(|| {
-            for (w, g, mean, square) in part.with_two_slots() {
-                let g = g + decay * *w;
-                *mean += (1.0 - beta1) * (g - *mean);
-                *square = beta2 * *square + (1.0 - beta2) * g * g;
-                *w = keep * *w - step * *mean / (square.sqrt() / root + epsilon);
-            }
+        part.update(update.kernel, move |w, g, [mean, square]| {
+            let g = g + decay * w;
+            let mean = mean + (1.0 - beta1) * (g - mean);
+            let square = beta2 * square + (1.0 - beta2) * g * g;
+            let w = keep * w - step * mean / (square.sqrt() / root + epsilon);
+            (w, [mean, square])
         });
     }
 }

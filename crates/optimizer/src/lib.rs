@@ -6,6 +6,7 @@
 
 mod adagrad;
 mod adam;
+mod elements;
 mod ftrl;
 mod momentum;
 mod rmsprop;
@@ -72,6 +73,18 @@ pub struct Part<'a> {
     pub gradient: &'a [LeF32],
     /// The slots. The first [`Slots::count`] arrays are as long as the weights, the others are not in use.
     pub slots: [&'a mut [f32]; MOST_SLOTS],
+    /// The look-ahead weights to be made, if there are any.
+    pub ahead: Option<LookAhead<'a>>,
+}
+
+/// The look-ahead weights of a part: those to which the momentum leads in the next updates, if these have no gradient. Without momentum, they
+/// equal the weights.
+#[derive(Debug)]
+pub struct LookAhead<'a> {
+    /// The look-ahead weights, which are overwritten. They are as many as the weights.
+    pub made: &'a mut [f32],
+    /// How far they are ahead, from [`Rule::steps_ahead`].
+    pub steps: f32,
 }
 
 /// The update rule of an optimizer.
@@ -79,39 +92,13 @@ pub trait Rule: Send + Sync {
     /// Returns the slots that it needs for each weight.
     fn slots(&self) -> Slots;
 
-    /// Applies the part's gradient to its weights.
+    /// Applies the part's gradient to its weights, and makes its look-ahead weights.
     fn apply(&self, update: Update, part: Part);
 
-    /// Makes the weights to which the momentum leads in the next `updates`, if these have no gradient: the steps of these updates, each times
-    /// the factor of the last one, `update`, whose momentum is in the slots. Without momentum, they equal the weights.
-    fn look_ahead(&self, _update: Update, _updates: f64, ahead: LookAhead) {
-        ahead.made.copy_from_slice(ahead.weights);
-    }
-}
-
-/// Weights to which momentum leads, and what says where to.
-#[derive(Debug)]
-pub struct LookAhead<'a> {
-    /// The look-ahead weights, which are overwritten.
-    pub made: &'a mut [f32],
-    /// The weights after the last update.
-    pub weights: &'a [f32],
-    /// The weights before the last update.
-    pub before: &'a [f32],
-    /// The slots, as in [`Part::slots`].
-    pub slots: [&'a [f32]; MOST_SLOTS],
-}
-
-impl LookAhead<'_> {
-    /// Makes the last step so many times again. Unlike the slots of weights that have no gradients any more, it has no denormal numbers,
-    /// which processors are slow with.
-    fn step_again(self, kernel: Kernel, times: f32) {
-        kernel.run(|| {
-            let weights = self.weights.iter().zip(self.before);
-            for (made, (w, before)) in self.made.iter_mut().zip(weights) {
-                *made = w + times * (w - before);
-            }
-        });
+    /// Returns how far the momentum after `update` leads in the next `updates`, if these have no gradient: a multiple of the step that
+    /// it makes in `update`.
+    fn steps_ahead(&self, _update: Update, _updates: f64) -> f32 {
+        0.0
     }
 }
 
@@ -125,27 +112,6 @@ pub fn rule(optimizer: &Optimizer) -> Box<dyn Rule> {
         Optimizer::Adam(settings) => Box::new(settings),
         Optimizer::AdamW(settings) => Box::new(settings),
         Optimizer::Ftrl(settings) => Box::new(settings),
-    }
-}
-
-impl<'a> Part<'a> {
-    /// Iterates over the weight, the gradient and one slot of each element.
-    #[inline(always)]
-    fn with_slot(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32)> {
-        let [slot, ..] = self.slots;
-        let gradient = self.gradient.iter().map(|g| g.get());
-        let pairs = self.weights.iter_mut().zip(gradient);
-        pairs.zip(slot).map(|((w, g), s)| (w, g, s))
-    }
-
-    /// Iterates over the weight, the gradient and two slots of each element.
-    #[inline(always)]
-    fn with_two_slots(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)> {
-        let [first, second, ..] = self.slots;
-        let gradient = self.gradient.iter().map(|g| g.get());
-        let pairs = self.weights.iter_mut().zip(gradient);
-        let slots = first.iter_mut().zip(second);
-        pairs.zip(slots).map(|((w, g), (a, b))| (w, g, a, b))
     }
 }
 

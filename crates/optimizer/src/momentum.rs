@@ -19,27 +19,37 @@ impl Rule for Momentum {
         // The share of the newest gradient that is added once more.
         let again = if self.nesterov { 1.0 } else { 0.0 };
         let kept = if self.nesterov { mu } else { 1.0 };
+        let Part {
+            weights,
+            gradient,
+            slots: [velocities, ..],
+            mut ahead,
+        } = part;
+        let of_velocity = ahead.take_if(|_| self.nesterov);
+        let part = Part {
+            weights: &mut *weights,
+            gradient,
+            slots: [&mut *velocities, &mut [], &mut []],
+            ahead,
+        };
+        part.update(update.kernel, move |w, g, [velocity]| {
+            let g = g + decay * w;
+            let velocity = mu * velocity + g;
+            (w - rate * (again * g + kept * velocity), [velocity])
+        });
+        let Some(LookAhead { made, steps }) = of_velocity else {
+            return;
+        };
+        // The newest gradient is in Nesterov's step twice, and in the next ones once, in the velocity.
+        let far = rate * mu * steps;
         update.kernel.run(|| {
-            for (w, g, velocity) in part.with_slot() {
-                let g = g + decay * *w;
-                *velocity = mu * *velocity + g;
-                *w -= rate * (again * g + kept * *velocity);
+            for (made, (w, velocity)) in made.iter_mut().zip(weights.iter().zip(velocities)) {
+                *made = *w - far * *velocity;
             }
         });
     }
 
-    fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
-        let carry = carry(self.momentum, updates, |_| 1.0);
-        if !self.nesterov {
-            return ahead.step_again(update.kernel, carry);
-        }
-        // A step of Nesterov's has the velocity as it is one update later.
-        let far = update.rate() * self.momentum * carry;
-        update.kernel.run(|| {
-            let weights = ahead.weights.iter().zip(ahead.slots[0]);
-            for (made, (w, velocity)) in ahead.made.iter_mut().zip(weights) {
-                *made = w - far * velocity;
-            }
-        });
+    fn steps_ahead(&self, _: Update, updates: f64) -> f32 {
+        carry(self.momentum, updates, |_| 1.0)
     }
 }

@@ -220,10 +220,24 @@ impl RowRule for RowWise<'_, Adam> {
 impl RowRule for Ftrl {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
-        let (sums, linears) = row.state.split_at_mut(row.values.len());
-        let pairs = row.values.iter_mut().zip(row.gradient);
-        let elements = pairs.zip(sums.iter_mut().zip(linears));
-        let elements = elements.map(|((w, g), (sum, linear))| (w, g.get(), sum, linear));
-        ftrl::update_elements(self, rate, row.factor, elements);
+        let factor = row.factor;
+        if rate == 0.0 {
+            return;
+        }
+        if self.learning_rate_power == -0.5 {
+            apply_ftrl(row, ftrl::step(self, rate, factor, f32::sqrt));
+        } else {
+            let power = -self.learning_rate_power;
+            apply_ftrl(row, ftrl::step(self, rate, factor, move |n| n.powf(power)));
+        }
+    }
+}
+
+#[inline(always)]
+fn apply_ftrl(row: Row, step: impl Fn(f32, f32, [f32; 2]) -> (f32, [f32; 2])) {
+    let (sums, linears) = row.state.split_at_mut(row.values.len());
+    let pairs = row.values.iter_mut().zip(row.gradient);
+    for ((w, g), (sum, linear)) in pairs.zip(sums.iter_mut().zip(linears)) {
+        (*w, [*sum, *linear]) = step(*w, g.get(), [*sum, *linear]);
     }
 }

@@ -14,10 +14,8 @@ impl Rule for Sgd {
 
     fn apply(&self, update: Update, part: Part) {
         let (rate, decay) = (update.rate(), self.weight_decay);
-        update.kernel.run(|| {
-            for (w, g) in part.weights.iter_mut().zip(part.gradient) {
-                *w -= rate * (g.get() + decay * *w);
-            }
+        part.update(update.kernel, move |w, g, []| {
+            (w - rate * (g + decay * w), [])
         });
     }
 }

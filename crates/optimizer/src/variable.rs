@@ -8,7 +8,7 @@ use shared_proto::kernel::Kernel;
 use shared_proto::table::TableSpec;
 
 use crate::schedule::factor;
-use crate::{LookAhead, Part, Rule, Slots, StaleSteps, Update, rule};
+use crate::{Part, Rule, Slots, StaleSteps, Update, rule};
 
 /// The way in which updates change a variable: a rule, and the learning rate of each update. A moving average of each weight,
 /// if the job asks for it, has a slot behind those of the rule.
@@ -159,11 +159,13 @@ impl VariableRule {
             weights,
             gradient,
             mut slots,
+            ahead,
         } = part;
         let own = Part {
             weights: &mut *weights,
             gradient,
             slots: slots.each_mut().map(|slot| &mut **slot),
+            ahead,
         };
         self.apply_rule(update, own);
         self.move_averages(update, weights, slots[self.rule.slots().count]);
@@ -179,9 +181,9 @@ impl VariableRule {
         self.stale
     }
 
-    /// Makes look-ahead weights, as [`Rule::look_ahead`] does.
-    pub fn look_ahead(&self, update: Update, updates: f64, ahead: LookAhead) {
-        self.rule.look_ahead(update, updates, ahead);
+    /// Returns how far look-ahead weights are ahead, as [`Rule::steps_ahead`] does.
+    pub fn steps_ahead(&self, update: Update, updates: f64) -> f32 {
+        self.rule.steps_ahead(update, updates)
     }
 
     /// Moves the averages, if they are kept, towards new weights, of which there are as many. The first update sets them to
@@ -227,6 +229,7 @@ mod tests {
             weights,
             gradient,
             slots: Default::default(),
+            ahead: None,
         };
         rule.apply(rule.update_after(done, 1.0), part);
     }

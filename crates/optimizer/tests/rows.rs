@@ -78,6 +78,7 @@ fn train_dense(optimizer: &Optimizer, dimension: usize) -> Vec<Vec<f32>> {
             weights: &mut weights,
             gradient: &gradient,
             slots: rule.slots().split(&mut slots),
+            ahead: None,
         };
         rule.apply(update, part);
         weights.clone()
@@ -240,6 +241,7 @@ fn ftrl_changes_nothing_at_a_rate_of_zero() {
         weights: &mut weights,
         gradient: &row.gradient,
         slots: rule.slots().split(&mut slots),
+        ahead: None,
     };
     rule.apply(update, part);
     assert_eq!((weights, slots), (initial(3), vec![0.5; 6]));

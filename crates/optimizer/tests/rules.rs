@@ -64,6 +64,7 @@ fn largest_error(case: &Case) -> f32 {
             weights: &mut weights,
             gradient: &gradient,
             slots: rule.slots().split(&mut slots),
+            ahead: None,
         };
         rule.apply(rule.update_after(step as u64, 1.0), part);
         let averages = place.clone().map(|place| &slots[place]);
@@ -129,6 +130,7 @@ fn all_kernels_give_the_same_bits() {
                     weights: &mut weights,
                     gradient: &gradient,
                     slots: rule.slots().split(&mut slots),
+                    ahead: None,
                 };
                 rule.apply(update, part);
             }

@@ -105,6 +105,7 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
                     weights,
                     gradient,
                     slots: slots.split(state),
+                    ahead: None,
                 };
                 rule.apply(update, part);
                 rest = after;

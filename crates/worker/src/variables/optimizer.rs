@@ -236,6 +236,7 @@ impl LocalOptimizer {
                 weights,
                 gradient: payload::in_place(gradient),
                 slots,
+                ahead: None,
             },
         );
     }

@@ -23,6 +23,7 @@ impl Apply<'_> {
             weights,
             gradient: self.gradient,
             slots: slots.each_mut().map(|slot| &mut **slot),
+            ahead: None,
         };
         self.rule.apply(self.update, part);
     }

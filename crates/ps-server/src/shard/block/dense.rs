@@ -142,12 +142,14 @@ impl Contents for Dense {
             average = Arc::clone(&self.weights);
         }
         let factor = step.factor;
-        let mut begun = self.begin(rule, Update { factor, ..update });
+        let update = Update { factor, ..update };
+        let mut begun = self.begin(rule, update);
         begun.stale = Some(Stale {
             step,
             before: Vec::with_capacity(PART),
             squares: [0.0; 2],
             ahead: Arc::make_mut(&mut ahead).as_mut_slice(),
+            steps_ahead: step.ahead.map(|updates| rule.steps_ahead(update, updates)),
             average: match step.average {
                 Some(_) => Arc::make_mut(&mut average).as_mut_slice(),
                 None => &mut [],
@@ -258,18 +260,23 @@ impl Begun<'_> {
             .slots
             .each_mut()
             .map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
-        let part = Part {
+        let mut part = Part {
             weights: &mut self.weights[range.clone()],
             gradient,
             slots,
+            ahead: None,
         };
         match &mut self.stale {
             None => self.rule.apply(self.update, part),
             Some(stale) => {
                 stale.before.clear();
-                if is_measured || stale.step.ahead.is_some() {
+                if is_measured {
                     stale.before.extend_from_slice(part.weights);
                 }
+                part.ahead = stale.steps_ahead.map(|steps| LookAhead {
+                    made: &mut stale.ahead[range.clone()],
+                    steps,
+                });
                 self.rule.apply_rule(self.update, part);
                 self.correct(range.clone(), is_measured);
             }
@@ -280,7 +287,7 @@ impl Begun<'_> {
         self.finite &= finite(&self.weights[range.clone()]) && slots.into_iter().all(finite);
     }
 
-    /// Measures the step of a part if that is wanted, moves the averages, and makes the look-ahead weights.
+    /// Measures the step of a part if that is wanted, and moves the averages.
     fn correct(&mut self, range: Range<usize>, is_measured: bool) {
         let Self {
             rule,
@@ -310,28 +317,20 @@ impl Begun<'_> {
                 &mut stale.average[range.clone()],
             );
         }
-        if let Some(updates) = stale.step.ahead {
-            let slots = self.slots.each_ref();
-            let ahead = LookAhead {
-                made: &mut stale.ahead[range.clone()],
-                weights,
-                before: &stale.before,
-                slots: slots.map(|slot| slot.get(range.clone()).unwrap_or_default()),
-            };
-            rule.look_ahead(*update, updates, ahead);
-        }
     }
 }
 
 /// An update by a gradient of old weights.
 struct Stale<'a> {
     step: StaleStep,
-    /// The weights of a part before the step; empty if they are not needed.
+    /// The weights of a part before the step; empty if it is not measured.
     before: Vec<f32>,
     /// The sums of the squares of the weights before it, and of the step that is made.
     squares: [f64; 2],
     /// The look-ahead weights; empty if there are none.
     ahead: &'a mut [f32],
+    /// How far they are ahead; none if there are none.
+    steps_ahead: Option<f32>,
     /// The average of the weights; empty if it stays as it is.
     average: &'a mut [f32],
 }
