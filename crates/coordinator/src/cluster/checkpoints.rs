@@ -92,14 +92,25 @@ impl SavedProgress {
     /// If it would be read back as something else.
     pub(super) fn to_value(&self) -> Result<serde_json::Value, String> {
         let wrong = |error: serde_json::Error| error.to_string();
-        let value = serde_json::to_value(self).map_err(wrong)?;
-        let text = serde_json::to_string(&value).map_err(wrong)?;
-        let read: Self = serde_json::from_str(&text).map_err(wrong)?;
-        if serde_json::to_value(read).map_err(wrong)? == value {
+        let text = serde_json::to_vec(self).map_err(wrong)?;
+        let value = serde_json::from_slice(&text).map_err(wrong)?;
+        let read = serde_json::to_vec(&Self::of_value(&value)?).map_err(wrong)?;
+        if read == text {
             Ok(value)
         } else {
             Err("a value changes when it is read back".to_owned())
         }
+    }
+
+    /// Reads the progress of a manifest.
+    ///
+    /// # Errors
+    /// Names what cannot be read.
+    pub(crate) fn of_value(value: &serde_json::Value) -> Result<Self, String> {
+        // By way of bytes, as elsewhere: each kind of input compiles the readers of all types once more.
+        let text = serde_json::to_vec(value);
+        let read = text.and_then(|text| serde_json::from_slice(&text));
+        read.map_err(|error| error.to_string())
     }
 }
 

@@ -180,9 +180,8 @@ pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<DurableCheckpoi
 
 /// Reads the progress of the training from a manifest.
 pub(crate) fn progress(manifest: &Manifest) -> Result<SavedProgress, String> {
-    let progress = serde_json::from_value(manifest.progress.clone());
-    let progress = progress.map_err(|error| error.to_string());
-    let progress = progress.and_then(|progress: SavedProgress| progress.check().map(|()| progress));
+    let progress = SavedProgress::of_value(&manifest.progress);
+    let progress = progress.and_then(|progress| progress.check().map(|()| progress));
     progress.map_err(|what| {
         format!(
             "the progress in checkpoint {} cannot be read: {what}",

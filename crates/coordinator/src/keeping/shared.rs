@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch};
 use shared_proto::planted;
 use shared_proto::refusal::Refusal;
-use shared_proto::task;
+use shared_proto::task::{self, boxed};
 use shared_proto::view::View;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
@@ -157,7 +157,7 @@ impl Shared {
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
         at_once: impl FnOnce(&T) -> bool,
     ) -> (T, bool) {
-        let (answer, changes, waits, full) = {
+        let (answer, changes, full) = {
             let mut cluster = self.cluster.lock();
             let (before, records) = (cluster.changes().urgent, cluster.records_made());
             let answer = ask(&mut cluster, now());
@@ -169,10 +169,20 @@ impl Shared {
             }
             let full = cluster.records_made() > records && self.records.capacity() == 0;
             let waits = !persisted && (changes.urgent > before || !at_once(&answer));
-            ((answer, cluster.on_fast_path()), changes, waits, full)
+            let unsettled = waits.then_some(changes);
+            ((answer, cluster.on_fast_path()), unsettled, full)
         };
-        if waits {
-            let shared = Arc::clone(self);
+        if changes.is_some() || full {
+            Arc::clone(self).wait_until_settled(changes, full).await;
+        }
+        answer
+    }
+
+    /// Waits until changes are persisted and published, and until the recorder's queue has room if it is `full`.
+    #[boxed]
+    async fn wait_until_settled(self: Arc<Self>, changes: Option<Changes>, full: bool) {
+        if let Some(changes) = changes {
+            let shared = Arc::clone(&self);
             // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
             let settled = task::spawn(async move { shared.settle(changes).await });
             let _ = settled.await;
@@ -181,7 +191,6 @@ impl Shared {
             // A caller that makes records waits for the recorder, so that they do not pile up.
             let _ = self.records.reserve().await;
         }
-        answer
     }
 
     /// Publishes the view and hands over the records of a cluster without unpersisted urgent changes. Returns false if records are left,

@@ -84,7 +84,9 @@ impl<B: Storage> Embedded<B> {
         // Persisted records are passed on, however the coordinator ends.
         task::spawn(async move {
             while let Some(record) = queue.recv().await {
-                tell(serde_json::to_value(record).unwrap_or_default());
+                let text = serde_json::to_vec(&record);
+                let value = text.and_then(|text| serde_json::from_slice(&text));
+                tell(value.unwrap_or_default());
             }
         });
         let ended = async {
