@@ -127,26 +127,13 @@ impl Rows {
                 *key = Key::of(*id, self.buckets);
             }
             self.index.guess(keys, places);
-            self.fetch(places);
+            fetch(&self.chunks, places);
             for ((place, id), key) in places.iter_mut().zip(ids).zip(keys) {
                 if *place == Place::NONE || !self.may_be(*place, *id) {
                     *place = self.search(*id, *key);
                 }
             }
         }
-    }
-
-    /// Reads the first and the last word of each row, so that the CPU waits for the memory of many rows at once.
-    #[inline(always)]
-    fn fetch(&self, places: &[Place]) {
-        let mut read = 0;
-        for place in places {
-            if place.is_in_memory() {
-                let words = self.chunks.row(*place);
-                read ^= words[0] ^ words[words.len() - 1];
-            }
-        }
-        black_box(read);
     }
 
     /// Returns the place of an id's row in memory, [`Place::NONE`] without one.
@@ -395,6 +382,22 @@ impl Rows {
     }
 }
 
+/// Reads the first and the last word of each row, so that the CPU waits for the memory of many rows at once.
+#[inline(always)]
+fn fetch(chunks: &Chunks, places: &[Place]) {
+    let mut read = 0;
+    for place in places {
+        if place.is_in_memory() {
+            let words = chunks.row(*place);
+            read ^= words[0] ^ words[words.len() - 1];
+        }
+    }
+    black_box(read);
+}
+
+/// The rows that are fetched together before they are changed: they have left the caches since their ids were found.
+const FETCHED: usize = 32;
+
 /// Rows of an update.
 struct Changed<'a> {
     layout: Layout,
@@ -419,6 +422,10 @@ impl ChangedRows for Changed<'_> {
         let mut largest = 0;
         let mut unpacked = vec![0.0; dimension];
         for (number, (place, gradient)) in self.places.iter().zip(gradients).enumerate() {
+            if number.is_multiple_of(FETCHED) {
+                let next = &self.places[number..];
+                fetch(self.chunks, &next[..next.len().min(FETCHED)]);
+            }
             if *place == Place::NONE {
                 continue;
             }
