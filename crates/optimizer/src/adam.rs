@@ -74,7 +74,7 @@ impl From<&AdamW> for Moments {
 }
 
 impl Moments {
-    /// Returns the steps of [`Rule::steps_ahead`]. The second moment stays as it is meanwhile, and weight decay goes on.
+    /// Does what [`Rule::steps_ahead`] does, as if the second moment stayed as it is and weight decay went on.
     fn steps_ahead(&self, update: Update, updates: f64) -> f32 {
         let now = lack(self.beta1, update.number);
         let unbiased = |later| now / lack(self.beta1, update.number.saturating_add(later));

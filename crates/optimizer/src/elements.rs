@@ -1,14 +1,15 @@
-//! The loop over the elements of a part, which all rules have in common.
+//! The loop that all rules share: it updates the elements of a part.
 
 use shared_proto::kernel::{Kernel, Simd, WithSimd};
 
 use crate::{LookAhead, Part};
 
 impl Part<'_> {
-    /// Updates all elements. `step` takes a weight, its gradient and its `N` slots, and returns the new weight and slots.
+    /// Updates all elements. `step` takes a weight, its gradient and its `N` slots, and returns the new weight and slots. It must be short: the
+    /// compiler compiles a closure that it does not inline for the baseline (see [`Kernel::run`]).
     ///
-    /// Look-ahead weights repeat the last step. Unlike the slots of weights that have no gradients any more, it has no denormal numbers, which
-    /// processors are slow with.
+    /// Look-ahead weights repeat this step. They do not come from the slots: slots of weights that no longer have gradients become denormal
+    /// numbers, which slow the processor down.
     pub(crate) fn update<const N: usize>(
         self,
         kernel: Kernel,
@@ -36,6 +37,7 @@ impl<const N: usize, F: Fn(f32, f32, [f32; N]) -> (f32, [f32; N])> WithSimd for 
         let mut slots = part.slots.into_iter();
         let mut slots: [&mut [f32]; N] =
             std::array::from_fn(|_| &mut slots.next().unwrap_or_default()[..weights.len()]);
+        // Two loops: the compiler does not vectorise the second one if a closure is the body of both.
         let Some(LookAhead { made, steps }) = part.ahead else {
             for i in 0..weights.len() {
                 let before = slots.each_ref().map(|slot| slot[i]);

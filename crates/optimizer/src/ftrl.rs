@@ -19,7 +19,7 @@ impl Rule for Ftrl {
         let (rate, factor) = (update.learning_rate, update.factor);
         // A schedule may end at a rate of 0. Such an update changes nothing, and the formula would divide by 0.
         if rate == 0.0 {
-            return part.update(update.kernel, move |w, _, slots: [f32; 2]| (w, slots));
+            return part.update(update.kernel, move |w, _, []| (w, []));
         }
         // The usual power is the square root, which is a single instruction.
         if self.learning_rate_power == -0.5 {
@@ -32,8 +32,8 @@ impl Rule for Ftrl {
     }
 }
 
-/// Returns the update of an element at a rate above 0, by its gradient: it takes and returns the weight, and its sum of squares with its
-/// linear term. `factor` is the part of the step that is made, and `raise` the power of the sum.
+/// Returns the update of one element at a rate above 0. It takes the weight, the gradient and the slots (the sum of squares and the linear
+/// term), and returns the new weight and slots. `factor` is the part of the step that is made. `raise` returns the power of a sum.
 #[inline(always)]
 pub(crate) fn step(
     settings: &Ftrl,

@@ -81,9 +81,9 @@ pub struct Part<'a> {
 /// equal the weights.
 #[derive(Debug)]
 pub struct LookAhead<'a> {
-    /// The look-ahead weights, which are overwritten. They are as many as the weights.
+    /// The look-ahead weights, which are overwritten: as long as the weights.
     pub made: &'a mut [f32],
-    /// How far they are ahead, from [`Rule::steps_ahead`].
+    /// Their distance from the weights, as a multiple of the momentum's step in this update: the result of [`Rule::steps_ahead`].
     pub steps: f32,
 }
 
@@ -95,8 +95,8 @@ pub trait Rule: Send + Sync {
     /// Applies the part's gradient to its weights, and makes its look-ahead weights.
     fn apply(&self, update: Update, part: Part);
 
-    /// Returns how far the momentum after `update` leads in the next `updates`, if these have no gradient: a multiple of the step that
-    /// it makes in `update`.
+    /// Returns how far the momentum carries the weights in the `updates` that follow `update`, if they have no gradient, as a multiple of the
+    /// momentum's step in `update`.
     fn steps_ahead(&self, _update: Update, _updates: f64) -> f32 {
         0.0
     }

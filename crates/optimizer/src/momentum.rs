@@ -25,7 +25,7 @@ impl Rule for Momentum {
             slots: [velocities, ..],
             mut ahead,
         } = part;
-        let of_velocity = ahead.take_if(|_| self.nesterov);
+        let nesterov_ahead = ahead.take_if(|_| self.nesterov);
         let part = Part {
             weights: &mut *weights,
             gradient,
@@ -37,10 +37,11 @@ impl Rule for Momentum {
             let velocity = mu * velocity + g;
             (w - rate * (again * g + kept * velocity), [velocity])
         });
-        let Some(LookAhead { made, steps }) = of_velocity else {
+        let Some(LookAhead { made, steps }) = nesterov_ahead else {
             return;
         };
-        // The newest gradient is in Nesterov's step twice, and in the next ones once, in the velocity.
+        // Nesterov's step has the newest gradient twice: directly, and in the velocity. Later steps have it in the velocity alone, so these
+        // look-ahead weights follow the velocity, and do not repeat the step.
         let far = rate * mu * steps;
         update.kernel.run(|| {
             for (made, (w, velocity)) in made.iter_mut().zip(weights.iter().zip(velocities)) {

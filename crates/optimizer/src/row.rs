@@ -220,10 +220,12 @@ impl RowRule for RowWise<'_, Adam> {
 impl RowRule for Ftrl {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
-        let factor = row.factor;
+        // As in the dense form: such an update changes nothing, and the formula would divide by 0.
         if rate == 0.0 {
             return;
         }
+        let factor = row.factor;
+        // The usual power is the square root, which is a single instruction.
         if self.learning_rate_power == -0.5 {
             apply_ftrl(row, ftrl::step(self, rate, factor, f32::sqrt));
         } else {
@@ -233,6 +235,7 @@ impl RowRule for Ftrl {
     }
 }
 
+/// Applies `step`, the result of [`ftrl::step`], to each value of a row.
 #[inline(always)]
 fn apply_ftrl(row: Row, step: impl Fn(f32, f32, [f32; 2]) -> (f32, [f32; 2])) {
     let (sums, linears) = row.state.split_at_mut(row.values.len());

@@ -181,7 +181,7 @@ impl VariableRule {
         self.stale
     }
 
-    /// Returns how far look-ahead weights are ahead, as [`Rule::steps_ahead`] does.
+    /// Returns the distance of look-ahead weights from the weights, as [`Rule::steps_ahead`] does.
     pub fn steps_ahead(&self, update: Update, updates: f64) -> f32 {
         self.rule.steps_ahead(update, updates)
     }

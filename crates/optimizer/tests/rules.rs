@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use flambeau_optimizer::{Part, Update, VariableRule, rule};
+use flambeau_optimizer::{LookAhead, Part, Update, VariableRule, rule};
 use serde::Deserialize;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{Job, Optimizer, Schedule};
@@ -118,6 +118,7 @@ fn all_kernels_give_the_same_bits() {
         let run = |kernel| {
             let mut weights: Vec<f32> = numbers(1).collect();
             let mut slots = vec![rule.slots().initial; rule.slots().count * weights.len()];
+            let mut made = vec![0.0; weights.len()];
             for number in 1..=5 {
                 let gradient: Vec<LeF32> = numbers(number as u32 + 1).map(LeF32::from).collect();
                 let update = Update {
@@ -130,11 +131,15 @@ fn all_kernels_give_the_same_bits() {
                     weights: &mut weights,
                     gradient: &gradient,
                     slots: rule.slots().split(&mut slots),
-                    ahead: None,
+                    ahead: (number > 2).then(|| LookAhead {
+                        made: &mut made,
+                        steps: rule.steps_ahead(update, 2.5),
+                    }),
                 };
                 rule.apply(update, part);
             }
-            let bits = weights.iter().chain(&slots).map(|w| w.to_bits());
+            let all = weights.iter().chain(&slots).chain(&made);
+            let bits = all.map(|w| w.to_bits());
             bits.collect::<Vec<_>>()
         };
         let expected = run(Kernel::baseline());

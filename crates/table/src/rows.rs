@@ -382,6 +382,9 @@ impl Rows {
     }
 }
 
+/// The number of rows that an update reads before it changes the first of them: since their ids were found, rows may have left the caches.
+const FETCHED: usize = 32;
+
 /// Reads the first and the last word of each row, so that the CPU waits for the memory of many rows at once.
 #[inline(always)]
 fn fetch(chunks: &Chunks, places: &[Place]) {
@@ -394,9 +397,6 @@ fn fetch(chunks: &Chunks, places: &[Place]) {
     }
     black_box(read);
 }
-
-/// The rows that are fetched together before they are changed: they have left the caches since their ids were found.
-const FETCHED: usize = 32;
 
 /// Rows of an update.
 struct Changed<'a> {

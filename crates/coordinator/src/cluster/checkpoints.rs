@@ -107,7 +107,7 @@ impl SavedProgress {
     /// # Errors
     /// Names what cannot be read.
     pub(crate) fn of_value(value: &serde_json::Value) -> Result<Self, String> {
-        // By way of bytes, as elsewhere: each kind of input compiles the readers of all types once more.
+        // By way of bytes: `from_value` would compile the readers of all types once more.
         let text = serde_json::to_vec(value);
         let read = text.and_then(|text| serde_json::from_slice(&text));
         read.map_err(|error| error.to_string())

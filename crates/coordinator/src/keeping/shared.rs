@@ -157,7 +157,7 @@ impl Shared {
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
         at_once: impl FnOnce(&T) -> bool,
     ) -> (T, bool) {
-        let (answer, changes, full) = {
+        let (answer, unsettled, full) = {
             let mut cluster = self.cluster.lock();
             let (before, records) = (cluster.changes().urgent, cluster.records_made());
             let answer = ask(&mut cluster, now());
@@ -172,13 +172,15 @@ impl Shared {
             let unsettled = waits.then_some(changes);
             ((answer, cluster.on_fast_path()), unsettled, full)
         };
-        if changes.is_some() || full {
-            Arc::clone(self).wait_until_settled(changes, full).await;
+        if unsettled.is_some() || full {
+            Arc::clone(self).wait_until_settled(unsettled, full).await;
         }
         answer
     }
 
-    /// Waits until changes are persisted and published, and until the recorder's queue has room if it is `full`.
+    /// Waits until `changes` are persisted and published, if there are any, and, if the recorder's queue is `full`, until it has room.
+    ///
+    /// It is boxed and not generic, so that it is compiled once and not for each call of [`Self::ask_and_settle`].
     #[boxed]
     async fn wait_until_settled(self: Arc<Self>, changes: Option<Changes>, full: bool) {
         if let Some(changes) = changes {

@@ -84,6 +84,7 @@ impl<B: Storage> Embedded<B> {
         // Persisted records are passed on, however the coordinator ends.
         task::spawn(async move {
             while let Some(record) = queue.recv().await {
+                // By way of bytes: `to_value` would compile the writers of all types once more.
                 let text = serde_json::to_vec(&record);
                 let value = text.and_then(|text| serde_json::from_slice(&text));
                 tell(value.unwrap_or_default());

@@ -278,7 +278,7 @@ impl Begun<'_> {
                     steps,
                 });
                 self.rule.apply_rule(self.update, part);
-                self.correct(range.clone(), is_measured);
+                self.measure_and_average(range.clone(), is_measured);
             }
         }
         let slots = self.slots.each_ref();
@@ -287,8 +287,8 @@ impl Begun<'_> {
         self.finite &= finite(&self.weights[range.clone()]) && slots.into_iter().all(finite);
     }
 
-    /// Measures the step of a part if that is wanted, and moves the averages.
-    fn correct(&mut self, range: Range<usize>, is_measured: bool) {
+    /// Measures the step of a part if `is_measured`, and moves the averages.
+    fn measure_and_average(&mut self, range: Range<usize>, is_measured: bool) {
         let Self {
             rule,
             update,
@@ -329,7 +329,7 @@ struct Stale<'a> {
     squares: [f64; 2],
     /// The look-ahead weights; empty if there are none.
     ahead: &'a mut [f32],
-    /// How far they are ahead; none if there are none.
+    /// The result of [`VariableRule::steps_ahead`]; none if the update makes no look-ahead weights.
     steps_ahead: Option<f32>,
     /// The average of the weights; empty if it stays as it is.
     average: &'a mut [f32],
