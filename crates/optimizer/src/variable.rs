@@ -176,7 +176,7 @@ impl VariableRule {
         self.rule.apply(update, part);
     }
 
-    /// Returns the corrections of steps whose gradients were computed with old weights; none if such steps are not corrected.
+    /// Returns the corrections of gradients of old weights; none if such gradients are not corrected.
     pub fn stale_steps(&self) -> Option<StaleSteps> {
         self.stale
     }

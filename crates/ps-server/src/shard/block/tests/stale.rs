@@ -213,7 +213,7 @@ fn each_update_of_a_large_block_measures_other_parts() {
     assert_eq!(shortened.count(), 2, "{factors:?}");
 }
 
-/// Returns the factors of the first steps of a block whose weights are 1.
+/// Returns the factors of the first steps of a block. Each weight is 1 before them.
 fn factors(gradients: &[f32], steps: u64) -> Vec<f64> {
     let (mut block, view) = (block(&vec![1.0; gradients.len()]), view_of(8));
     let gradient = gradient(gradients);
