@@ -136,13 +136,11 @@ fn find_all(run: Run, faults: &[Fault], seeds: &[(Fault, u64)]) {
     assert!(rest.is_empty(), "not found: {rest:?}");
 }
 
-#[test]
-fn planted_faults_are_found() {
+pub(crate) fn planted_faults_are_found() {
     find_all(|seed| World::new(seed).run().1, Fault::IN_SIMULATION, FOUND);
 }
 
-#[test]
-fn planted_faults_are_found_in_rings() {
+pub(crate) fn planted_faults_are_found_in_rings() {
     let run = |seed| rings::World::new(seed).run().1;
     find_all(run, Fault::IN_RINGS, FOUND_IN_RINGS);
 }

@@ -125,7 +125,10 @@ impl World {
             wrong.push(error);
         } else {
             let sync = self.job.strategy.mode == Mode::Sync;
-            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_time()
+                .start_paused(true)
+                .build();
             if let Some(saved) = runtime.unwrap().block_on(self.newest()) {
                 self.history.add_at(u64::MAX, Event::Checkpoint(saved));
             }

@@ -123,7 +123,10 @@ impl World {
             wrong.push(error);
             return (self.history, wrong);
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build();
         let store = self.stores.plain();
         let saved = runtime.unwrap().block_on(Saved::all(&store, &self.plan));
         let wrong = match saved {
