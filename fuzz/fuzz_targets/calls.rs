@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| coordinator::fuzzing::calls(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| cluster::fuzzing::calls(bytes));

@@ -4,5 +4,5 @@
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     checkpoint::fuzzing::decode(bytes);
-    coordinator::fuzzing::decode(bytes);
+    cluster::fuzzing::decode(bytes);
 });

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 17] = [
+const FLOORS: [(&str, &[&str]); 18] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
@@ -27,15 +27,10 @@ const FLOORS: [(&str, &[&str]); 17] = [
             "table",
         ],
     ),
+    ("cluster", &["shared-proto", "fuzz-input", "checkpoint"]),
     (
         "coordinator",
-        &[
-            "shared-proto",
-            "fuzz-input",
-            "storage",
-            "checkpoint",
-            "daemon",
-        ],
+        &["shared-proto", "storage", "checkpoint", "daemon", "cluster"],
     ),
     ("collective", &["shared-proto"]),
     (

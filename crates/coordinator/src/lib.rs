@@ -2,27 +2,22 @@
 //! blocks live, which worker has which data, which step is committed, and when the job has ended. It publishes
 //! these decisions in numbered views, which shards follow.
 //!
-//! `calls` receives a call, `cluster` decides it, and `keeping` persists and publishes the changes. `running` starts
-//! and stops a coordinator.
+//! `calls` receives a call, the crate `flambeau-cluster` decides it, and `keeping` persists and publishes the changes. `running`
+//! starts and stops a coordinator.
 //!
-//! - `cluster`: the decisions, without sockets, clocks or threads; imports none of the others
 //! - `keeping`: the cluster under its lock, its state on disk, checkpoints, the run directory
 //! - `queue`: the jobs of a long-lived cluster
 //! - `calls`: the gRPC service
 //! - `page`: the live page for browsers, and reports
 //! - `running`: the process, and [`embedded`] coordinators
-//! - `fuzzing`: the drivers of fuzz targets
 
 mod calls;
-mod cluster;
 mod keeping;
 mod page;
 mod queue;
 mod running;
 
 pub use cluster::Summary;
-#[cfg(any(test, feature = "fuzzing"))]
-pub use cluster::fuzzing;
 pub use keeping::history::History;
 pub use keeping::keeper::can_begin_with;
 pub use keeping::log::StateError;

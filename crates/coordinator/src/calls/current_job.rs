@@ -11,11 +11,11 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::Security;
 use tonic::Status;
 
-use super::messages::not_for;
 use super::origin::CallOrigin;
 use super::slot::Slot;
-use crate::cluster::Cluster;
 use crate::keeping::shared::Shared;
+use cluster::Cluster;
+use cluster::messages::not_for;
 
 /// The current job, and the credentials that its callers need.
 #[derive(Clone)]

@@ -211,7 +211,7 @@ impl JobCalls {
             && active.id == id
             && cancelled != Cancelled::Nothing
         {
-            let cancel = |cluster: &mut crate::cluster::Cluster, now| cluster.cancel(now, at_once);
+            let cancel = |cluster: &mut cluster::Cluster, now| cluster.cancel(now, at_once);
             active.shared.ask(cancel).await;
         }
         let one = wire::ListJobsRequest { id, after: 0 };

@@ -4,15 +4,12 @@
 //! - `current_job`: the current job and the checks of its callers; `slot`: the place that has the current job
 //! - `jobs`: calls about the jobs of a long-lived cluster
 //! - `steps`: the most frequent calls: work is leased, finished steps are reported
-//! - `messages`: messages of the service, read and written
 //! - `origin`: the origin that a call claims to have
-//! - `callers`: the connections of members; `limits`: limits of names in calls
+//! - `callers`: the connections of members
 
 pub(crate) mod callers;
 pub(crate) mod current_job;
 pub(crate) mod jobs;
-pub(crate) mod limits;
-pub(crate) mod messages;
 mod origin;
 pub(crate) mod service;
 pub(crate) mod slot;

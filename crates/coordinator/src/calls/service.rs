@@ -20,11 +20,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::current_job::{CurrentJob, of_member, refused};
 use super::jobs::{JobCalls, failed, no_queue};
-use super::limits::{check_addresses, check_lengths};
-use super::messages::{read_data, take_report};
 use super::origin::CallOrigin;
-use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs};
 use crate::keeping::shared::LONG_POLL;
+use cluster::limits::{check_addresses, check_lengths};
+use cluster::messages::{read_data, take_report};
+use cluster::{Cluster, Initialization, Joined, ModelSpecs};
 
 type Answer<T> = Result<Response<T>, Status>;
 

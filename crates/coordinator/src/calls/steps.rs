@@ -13,10 +13,10 @@ use shared_proto::wire::{self, lease_work_reply::Work};
 use tonic::{Extensions, Status, Streaming};
 
 use super::current_job::{CurrentJob, of_member, refused};
-use super::messages::wire_work;
 use super::origin::CallOrigin;
 use super::slot::Active;
-use crate::cluster::Cluster;
+use cluster::Cluster;
+use cluster::messages::wire_work;
 
 /// Returns the call to the cluster that leases work. `copied` is the newest checkpoint for which the worker has copied its values.
 fn lease(

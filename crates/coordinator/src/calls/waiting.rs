@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use shared_proto::wire;
 
-use super::limits::LONGEST_NAME;
+use cluster::limits::LONGEST_NAME;
 
 /// A member that waits asks again at once, so one that has not asked for this long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(10);

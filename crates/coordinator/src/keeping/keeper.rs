@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use checkpoint::{BEAT, CheckpointError, Claim, Manifest, Store};
 
 use super::shared::Shared;
-use crate::cluster::{DurableCheckpoint, Failure, SavedProgress, StoreTask, Sweep};
+use cluster::{DurableCheckpoint, Failure, SavedProgress, StoreTask, Sweep};
 use tokio_util::sync::CancellationToken;
 
 /// The pause before a store that did not answer is asked again.
@@ -173,20 +173,8 @@ pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<DurableCheckpoi
     Ok(DurableCheckpoint {
         location: store.location().to_owned(),
         number: manifest.number,
-        progress: progress(manifest)?,
+        progress: SavedProgress::of_manifest(manifest)?,
         run: manifest.run.clone(),
-    })
-}
-
-/// Reads the progress of the training from a manifest.
-pub(crate) fn progress(manifest: &Manifest) -> Result<SavedProgress, String> {
-    let progress = SavedProgress::of_value(&manifest.progress);
-    let progress = progress.and_then(|progress| progress.check().map(|()| progress));
-    progress.map_err(|what| {
-        format!(
-            "the progress in checkpoint {} cannot be read: {what}",
-            manifest.number
-        )
     })
 }
 
@@ -195,5 +183,5 @@ pub(crate) fn progress(manifest: &Manifest) -> Result<SavedProgress, String> {
 /// # Errors
 /// Names what cannot be read.
 pub fn can_begin_with(manifest: &Manifest) -> Result<(), String> {
-    progress(manifest).map(drop)
+    SavedProgress::of_manifest(manifest).map(drop)
 }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::history::History;
 use super::tensorboard;
-use crate::cluster::{Record, Summary, Timed};
+use cluster::{Record, Summary};
 
 /// The longest wait for the last records to be written, among them the histograms of the last checkpoint.
 pub(crate) const LAST_RECORDS: Duration = Duration::from_secs(15);
@@ -98,9 +98,9 @@ impl Recorder {
 
     /// Writes the summary.
     pub(crate) async fn summarise(&self, summary: &Summary) -> std::io::Result<()> {
-        let text = serde_json::to_string_pretty(summary).map_err(std::io::Error::other)?;
+        let text = summary.to_text().map_err(std::io::Error::other)?;
         let unfinished = self.dir.join(format!("{}.unfinished", run_dir::SUMMARY));
-        tokio::fs::write(&unfinished, text + "\n").await?;
+        tokio::fs::write(&unfinished, text).await?;
         tokio::fs::rename(unfinished, self.dir.join(run_dir::SUMMARY)).await
     }
 
@@ -147,9 +147,7 @@ async fn write(
             // The last line may have been cut short.
             let mut text = if lost > 0 { vec![b'\n'] } else { Vec::new() };
             for record in &records {
-                serde_json::to_writer(&mut text, &Timed { time, record })
-                    .map_err(std::io::Error::other)?;
-                text.push(b'\n');
+                text.extend(record.to_line(time).map_err(std::io::Error::other)?);
             }
             file.write_all(&text).await?;
             file.flush().await

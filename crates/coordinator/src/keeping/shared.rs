@@ -15,7 +15,7 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::state::State;
-use crate::cluster::{Changes, Cluster, Record, StoreTask, Sweep};
+use cluster::{Changes, Cluster, Record, StoreTask, Sweep};
 
 /// The longest wait of a call for a result before it answers that there is none yet.
 pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);

@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use shared_proto::job::run_dir;
 
 use super::log::{Log, LogFile, RowChanges, RowStore, Rows, StateError, Storage};
-use crate::cluster::{Durable, TakeRows};
+use cluster::Durable;
 
 /// The room that each of the two files has from the beginning, in bytes. A state of half of it is written even if the disk is full.
 const ROOM: usize = 4 << 20;
@@ -131,71 +129,35 @@ fn decode(rows: &Rows) -> Result<Option<Durable>, StateError> {
         return Ok(None);
     }
     let rows = rows.iter();
-    let rows = rows.map(|(name, value)| (name.as_str(), value.as_slice()));
-    let durable = Durable::of_rows(rows).map_err(|error| StateError::Content(error.to_string()))?;
+    let rows: Vec<_> = rows
+        .map(|(name, value)| (name.as_str(), value.as_slice()))
+        .collect();
+    let durable =
+        Durable::of_rows(&rows).map_err(|error| StateError::Content(error.to_string()))?;
     durable.check().map_err(StateError::Content)?;
     Ok(Some(durable))
 }
 
 /// Returns the differences between the persisted rows and a state, and the size of all rows of the state in bytes.
 fn differences(persisted: &Rows, durable: &Durable) -> Result<(RowChanges, usize), StateError> {
-    let mut comparison = Comparison {
-        persisted,
-        kept: BTreeSet::new(),
-        changes: RowChanges::default(),
-        value: Vec::new(),
-        encoded: 0,
+    let (mut kept, mut encoded) = (BTreeSet::new(), 0);
+    let mut changes = RowChanges::default();
+    let mut compare = |name: &str, value: &[u8]| {
+        encoded += value.len();
+        if let Some((name, before)) = persisted.get_key_value(name) {
+            kept.insert(name.as_str());
+            if before == value {
+                return false;
+            }
+        }
+        changes.set.push((name.to_owned(), value.to_vec()));
+        true
     };
-    durable.rows(&mut comparison)?;
-    let Comparison {
-        kept,
-        mut changes,
-        encoded,
-        ..
-    } = comparison;
+    durable.rows(&mut compare).map_err(StateError::Content)?;
     let names = persisted.keys();
     let removed = names.filter(|name| !kept.contains(name.as_str()));
     changes.removed = removed.cloned().collect();
     Ok((changes, encoded))
-}
-
-/// Compares the rows of a state with the persisted ones.
-struct Comparison<'a> {
-    persisted: &'a Rows,
-    /// The names of the persisted rows that the state still has.
-    kept: BTreeSet<&'a str>,
-    changes: RowChanges,
-    value: Vec<u8>,
-    encoded: usize,
-}
-
-impl TakeRows for Comparison<'_> {
-    type Error = StateError;
-
-    fn row<T: Serialize + DeserializeOwned>(
-        &mut self,
-        name: &str,
-        value: &T,
-    ) -> Result<(), StateError> {
-        let wrong = |error: serde_json::Error| StateError::Content(format!("{name}: {error}"));
-        self.value.clear();
-        serde_json::to_writer(&mut self.value, value).map_err(wrong)?;
-        self.encoded += self.value.len();
-        if let Some((name, persisted)) = self.persisted.get_key_value(name) {
-            self.kept.insert(name);
-            if *persisted == self.value {
-                return Ok(());
-            }
-        }
-        #[cfg(debug_assertions)]
-        {
-            let read: T = serde_json::from_slice(&self.value).map_err(wrong)?;
-            let again = serde_json::to_vec(&read).map_err(wrong)?;
-            assert_eq!(again, self.value, "{name} changes when it is read back");
-        }
-        self.changes.set.push((name.to_owned(), self.value.clone()));
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shared_proto::number;
 use shared_proto::wire;
 
-use crate::cluster::Summary;
+use cluster::Summary;
 
 /// A job of the queue, as it is persisted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -12,10 +12,9 @@ use shared_proto::receipt::ReceiptKey;
 
 use super::best;
 use super::error::CoordinatorError;
-use crate::cluster::{CheckpointPlace, Cluster, Durable, Turn};
-use crate::keeping::keeper::progress;
 use crate::keeping::log::StateError;
 use crate::keeping::state::State;
+use cluster::{CheckpointPlace, Cluster, Durable, SavedProgress, Turn};
 
 /// The time for which a coordinator that starts again waits for the store of its checkpoints.
 const STORE_ANSWERS: Duration = Duration::from_secs(5);
@@ -314,7 +313,7 @@ async fn start_cluster(
     if let Some(what) = difference(&job, &theirs) {
         return Err(refused(what));
     }
-    let progress = progress(&manifest).map_err(refused)?;
+    let progress = SavedProgress::of_manifest(&manifest).map_err(refused)?;
     if let Err(error) = store.check_present(&manifest).await {
         return Err(store.advise(manifest.number, error).await.into());
     }

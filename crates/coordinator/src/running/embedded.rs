@@ -15,9 +15,9 @@ use tokio::sync::mpsc;
 use super::begin::{Restore, Resume, Wish, begin};
 use super::error::CoordinatorError;
 use super::wiring::Parts;
-use crate::cluster::{Summary, Turn};
 pub use crate::keeping::log::{LogFile, Storage};
 use crate::keeping::state::State;
+use cluster::{Summary, Turn};
 
 /// Records that may wait to be taken.
 const RECORDS: usize = 1024;
@@ -84,10 +84,7 @@ impl<B: Storage> Embedded<B> {
         // Persisted records are passed on, however the coordinator ends.
         task::spawn(async move {
             while let Some(record) = queue.recv().await {
-                // By way of bytes: `to_value` would compile the writers of all types once more.
-                let text = serde_json::to_vec(&record);
-                let value = text.and_then(|text| serde_json::from_slice(&text));
-                tell(value.unwrap_or_default());
+                tell(record.to_value().unwrap_or_default());
             }
         });
         let ended = async {

@@ -10,7 +10,7 @@ use shared_proto::view::JobPhase;
 
 use super::rings::RingGauges;
 use super::total::Total;
-use crate::cluster::Cluster;
+use cluster::Cluster;
 
 const PHASES: [(JobPhase, &str); 4] = [
     (JobPhase::Starting, "starting"),

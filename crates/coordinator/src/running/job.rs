@@ -15,11 +15,11 @@ use super::begin::{Begun, Restore, Resume, Wish, begin, here, open_store};
 use super::error::CoordinatorError;
 use super::wiring::{DRAIN, Parts, Running};
 use crate::calls::slot::Active;
-use crate::cluster::{Cluster, Summary, Turn};
 use crate::keeping::run_dir::{LAST_RECORDS, Recorder};
 use crate::keeping::state::State;
 use crate::page::ShownJob;
 use crate::queue::{End, Entry, JobQueue, Outcome};
+use cluster::{Cluster, Summary, Turn};
 
 /// The pause before another attempt to persist the beginning or the end of a job.
 pub(super) const PERSIST_AGAIN: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use metrics::{Gauge, Histogram, counter, gauge, histogram};
 
 use super::total::Total;
-use crate::cluster::{Cause, Cluster};
+use cluster::{Cause, Cluster};
 
 /// Handles of the metrics, built once.
 pub(super) struct RingGauges {

@@ -20,10 +20,10 @@ use super::long_lived::{self, Place};
 use super::place::{bind, register};
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
-use crate::cluster::Turn;
 use crate::keeping::run_dir::{LAST_RECORDS, Recorder};
 use crate::keeping::state::State;
 use crate::page::{Page, ShownJob};
+use cluster::Turn;
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);

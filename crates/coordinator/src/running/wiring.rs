@@ -26,10 +26,10 @@ use crate::calls::callers::Counted;
 use crate::calls::current_job::CurrentJob;
 use crate::calls::service::Service;
 use crate::calls::slot::{Active, Slot};
-use crate::cluster::{Cluster, Record, Summary};
 use crate::keeping::keeper::{keep_claim, run_store_tasks};
 use crate::keeping::shared::Shared;
 use crate::keeping::state::State;
+use cluster::{Cluster, Record, Summary};
 
 /// The longest wait for the servers' last reports, and then for the members to leave.
 const FAREWELL: Duration = Duration::from_secs(5);

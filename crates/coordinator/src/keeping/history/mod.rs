@@ -12,7 +12,7 @@ use shared_proto::job::run_dir;
 use shared_proto::number::Number;
 
 use self::series::{Point, Series};
-use crate::cluster::{Record, Timed};
+use cluster::{Record, Timed};
 
 /// The most points of a curve.
 const MOST_POINTS: usize = 512;
@@ -98,7 +98,7 @@ impl History {
         let skipped = file.metadata()?.len().saturating_sub(bytes);
         file.seek(SeekFrom::Start(skipped))?;
         for line in BufReader::new(file).split(b'\n') {
-            if let Ok(Timed { time, record }) = serde_json::from_slice(&line?) {
+            if let Ok(Timed { time, record }) = Timed::of_line(&line?) {
                 history.add(time, &record);
             }
         }

@@ -1,9 +1,9 @@
 //! The store of the state: what is written is read back, also on a full disk.
 
 use super::*;
-use crate::cluster::Cluster;
 use crate::keeping::log::LogFile;
 use crate::keeping::log::tests::InMemory;
+use cluster::Cluster;
 use proptest::prelude::*;
 use shared_proto::ids::Role;
 use shared_proto::job::Job;

@@ -21,7 +21,7 @@ use tokio::io::{AsyncWriteExt, BufWriter};
 use tokio::sync::{mpsc, oneshot};
 
 use self::format::{Event, Value};
-use crate::cluster::Record;
+use cluster::Record;
 
 /// The end of the names of event files that this module writes.
 const OURS: &str = ".flambeau";

@@ -1,0 +1,175 @@
+//! The part of the cluster's state that outlives this process, and the resumption from it.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use shared_proto::ids::{Role, RunNumber, TaskId, ViewNumber};
+use shared_proto::job::{Job, StrategyName};
+use shared_proto::planted;
+use shared_proto::receipt::ReceiptKey;
+use shared_proto::view::JobPhase;
+
+use super::Cluster;
+use super::checkpoints::Checkpoints;
+use super::evaluations::Evaluations;
+use super::forgotten::Forgotten;
+use super::losses::Losses;
+use super::members::Member;
+use super::ring::Ring;
+use super::stored;
+use super::training::Training;
+use super::unable::Unable;
+use super::variables::Variables;
+
+/// The number of views that one process may publish. The next process begins beyond them.
+const VIEWS_IN_A_LIFE: u64 = 1 << 40;
+
+/// All that outlives a coordinator. It is persisted as it is, each field as a row (`rows`). Fields that are skipped are set by
+/// [`Cluster::resume`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Durable {
+    /// The run, and the job that it trains.
+    pub run: Run,
+    #[serde(with = "stored::members")]
+    pub(super) members: BTreeMap<TaskId, Member>,
+    /// The workers that were evicted and are expected back, each with the end of the wait.
+    #[serde(with = "stored::tasks")]
+    pub(super) awaited: BTreeMap<TaskId, Instant>,
+    pub(super) forgotten: Forgotten,
+    pub(super) variables: Option<Variables>,
+    pub(super) training: Training,
+    /// Jobs with a ring: the workers that make each step together.
+    #[serde(default)]
+    pub(super) ring: Ring,
+    pub(super) evaluations: Evaluations,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) losses: Losses,
+    pub(super) unable: Unable,
+    pub(super) outcome: Outcome,
+}
+
+/// The identity of the run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Run {
+    /// The job as text. Another release may write the same job with other settings in it.
+    pub job_toml: String,
+    /// The run's number, which distinguishes members of an earlier run from those of this one.
+    pub(super) number: RunNumber,
+    /// The run's id; none without checkpoints.
+    #[serde(rename = "probe")]
+    pub(super) run_id: Option<String>,
+    /// The number of times that the coordinator has started.
+    pub(super) starts: u64,
+    #[serde(with = "stored::Key")]
+    pub(super) receipt_key: ReceiptKey,
+}
+
+impl Run {
+    /// Returns the job's strategy; none if the job cannot be read.
+    pub(super) fn strategy(&self) -> Option<StrategyName> {
+        let job = Job::parse(&self.job_toml).ok()?;
+        Some(job.strategy.name)
+    }
+
+    /// Returns the run's id, if it is known.
+    pub fn id(&self) -> Option<String> {
+        let number = (self.number.0 != 0).then(|| format!("{:016x}", self.number.0));
+        self.run_id.clone().or(number)
+    }
+}
+
+/// The progress of the job as a whole, and its end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Outcome {
+    #[serde(with = "stored::enumeration")]
+    pub(super) phase: JobPhase,
+    /// The error with which the job failed; empty otherwise.
+    pub(super) error: String,
+    /// The seconds of training before this process began; in a snapshot all until then.
+    #[serde(with = "shared_proto::number")]
+    pub(super) seconds: f64,
+    /// The reason why the job has ended without its last checkpoint; empty if it has not.
+    pub(super) unsaved: String,
+    /// The number of workers that took part; 0 until the end.
+    #[serde(default)]
+    pub(super) workers: usize,
+}
+
+impl Durable {
+    pub(super) fn new(job: &Job) -> Self {
+        Self {
+            run: Run {
+                job_toml: job.to_toml(),
+                number: RunNumber::default(),
+                run_id: None,
+                starts: 1,
+                receipt_key: ReceiptKey([0; 32]),
+            },
+            members: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            forgotten: Forgotten::default(),
+            variables: None,
+            training: Training::default(),
+            ring: Ring::default(),
+            evaluations: Evaluations::default(),
+            checkpoints: Checkpoints::default(),
+            losses: Losses::default(),
+            unable: Unable::default(),
+            outcome: Outcome {
+                phase: JobPhase::Starting,
+                error: String::new(),
+                seconds: 0.0,
+                unsaved: String::new(),
+                workers: 0,
+            },
+        }
+    }
+
+    /// Returns the number of the next checkpoint.
+    pub fn next_checkpoint(&self) -> u64 {
+        self.checkpoints.next
+    }
+
+    /// Returns whether the run has ended.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.outcome.phase, JobPhase::Done | JobPhase::Failed)
+    }
+}
+
+impl Cluster {
+    /// Returns a copy of the state that has to survive.
+    pub fn snapshot(&self, now: Instant) -> Durable {
+        let mut durable = self.durable.clone();
+        durable.outcome.seconds = self.seconds(now);
+        durable
+    }
+
+    /// Resumes from the state of an earlier coordinator.
+    pub fn resume(job: Job, mut durable: Durable, now: Instant) -> Self {
+        let beyond = durable.run.starts.saturating_mul(VIEWS_IN_A_LIFE);
+        durable.run.starts = durable.run.starts.saturating_add(1);
+        for member in durable.members.values_mut() {
+            member.resumed(now);
+        }
+        durable.unable.resumed(now);
+        let mut cluster = Self::over(job, durable);
+        if cluster.done().0 > 0 {
+            cluster.forget_losses();
+        }
+        let until = now + cluster.lease();
+        for at in cluster.durable.awaited.values_mut() {
+            *at = until;
+        }
+        cluster.view.number = ViewNumber(if planted!(OldViews) { 0 } else { beyond });
+        if cluster.durable.outcome.phase == JobPhase::Training {
+            (cluster.instants.began, cluster.instants.last_finish) = (Some(now), Some(now));
+        }
+        let newest = cluster.durable.checkpoints.newest.as_ref();
+        cluster.saving.newest_begun = newest.map(|_| now);
+        let servers = cluster.live(Role::Ps).next().is_some();
+        cluster.instants.last_ps_joined = servers.then_some(now);
+        cluster.must_persist();
+        cluster
+    }
+}

@@ -1,0 +1,313 @@
+//! Evaluations, each made by one worker after a pass over the data.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use shared_proto::ids::{Origin, Task};
+use shared_proto::job::{self, Job};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::wire;
+
+use super::Cluster;
+use super::monitors::{Measured, Monitors};
+use super::record::Record;
+
+/// Bytes of a SHA-256.
+pub const DIGEST_BYTES: usize = 32;
+
+/// The number of results that are kept in the state, in manifests and for status, the newest.
+/// `metrics.jsonl` has all of them.
+const KEPT: usize = 64;
+
+/// The evaluations that are due, in progress, or done.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Evaluations {
+    pub(super) due: VecDeque<u32>,
+    pub(super) at_work: Option<Evaluation>,
+    pub(super) done: Vec<SavedEvaluation>,
+    /// The data epoch and the worker of the last result, so that a repeated report is accepted.
+    pub(super) reported: Option<(u32, Task)>,
+    /// The metrics that settings of the job follow.
+    #[serde(default)]
+    pub(super) monitors: Monitors,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Evaluation {
+    #[serde(rename = "epoch")]
+    pub(super) data_epoch: u32,
+    pub(super) task: Task,
+    /// True if training is over, so that the weights are the final ones.
+    pub(super) last: bool,
+}
+
+impl Evaluations {
+    /// The evaluations of a job that goes back to a checkpoint. Those that were in progress are due.
+    pub(super) fn restored(
+        due: &[u32],
+        done: &[SavedEvaluation],
+        monitors: Option<&Monitors>,
+        job: &Job,
+    ) -> Self {
+        let measured = done.iter().map(SavedEvaluation::measured);
+        Self {
+            due: due.iter().copied().collect(),
+            done: newest(done).to_vec(),
+            monitors: Monitors::restored(monitors, measured, job),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the data epochs to be evaluated, including those in progress.
+    pub(super) fn all_due(&self) -> Vec<u32> {
+        let at_work = self.at_work.map(|at_work| at_work.data_epoch);
+        at_work
+            .into_iter()
+            .chain(self.due.iter().copied())
+            .collect()
+    }
+
+    /// Returns the results as messages.
+    pub(super) fn reports(&self) -> Vec<wire::EvaluationReport> {
+        self.done.iter().cloned().map(Into::into).collect()
+    }
+
+    /// Adds a result, and drops the oldest beyond [`KEPT`].
+    pub(super) fn add(&mut self, report: SavedEvaluation) {
+        self.done.push(report);
+        let older = self.done.len().saturating_sub(KEPT);
+        self.done.drain(..older);
+    }
+
+    pub(crate) fn holder(&self) -> Option<Task> {
+        self.at_work.map(|at_work| at_work.task)
+    }
+
+    pub(crate) fn release(&mut self, task: Task) {
+        if let Some(lost) = self.at_work.take_if(|at_work| at_work.task == task) {
+            self.due.push_front(lost.data_epoch);
+        }
+    }
+
+    pub(super) fn pending(&self) -> bool {
+        self.at_work.is_some() || !self.due.is_empty()
+    }
+
+    /// Returns the evaluation that `task` holds, or leases it the next one.
+    pub(super) fn lease(&mut self, task: Task, exhausted: bool) -> Option<Evaluation> {
+        if self.at_work.is_none() {
+            let data_epoch = self.due.pop_front();
+            self.at_work = data_epoch.map(|data_epoch| Evaluation {
+                data_epoch,
+                task,
+                last: exhausted && self.due.is_empty(),
+            });
+        }
+        self.at_work.filter(|at_work| at_work.task == task)
+    }
+}
+
+/// Returns the part of a list of results that is kept.
+fn newest<T>(done: &[T]) -> &[T] {
+    &done[done.len().saturating_sub(KEPT)..]
+}
+
+/// An evaluation's result, as it is stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SavedEvaluation {
+    pub(super) data_epoch: u32,
+    samples: u64,
+    #[serde(with = "shared_proto::number::map")]
+    pub(super) metrics: BTreeMap<String, f64>,
+    #[serde(default)]
+    pub(super) model_sha256: Vec<u8>,
+}
+
+impl SavedEvaluation {
+    fn measured(&self) -> Measured<'_> {
+        Measured {
+            data_epoch: self.data_epoch,
+            metrics: &self.metrics,
+        }
+    }
+}
+
+impl From<wire::EvaluationReport> for SavedEvaluation {
+    fn from(report: wire::EvaluationReport) -> Self {
+        Self {
+            data_epoch: report.data_epoch,
+            samples: report.samples,
+            metrics: report.metrics.into_iter().collect(),
+            model_sha256: report.model_sha256.into(),
+        }
+    }
+}
+
+impl From<SavedEvaluation> for wire::EvaluationReport {
+    fn from(saved: SavedEvaluation) -> Self {
+        Self {
+            data_epoch: saved.data_epoch,
+            samples: saved.samples,
+            metrics: saved.metrics.into_iter().collect(),
+            model_sha256: saved.model_sha256.into(),
+        }
+    }
+}
+
+impl Cluster {
+    /// Takes an evaluation's result; the last one ends the job. Returns true if the evaluation counts, also if an earlier report of it was
+    /// counted.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
+    /// has moved since the weights were pulled, [`Reason::Malformed`] without a loss, or without the model that the
+    /// last evaluation writes.
+    pub fn evaluated(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        report: wire::EvaluationReport,
+    ) -> Result<bool, Refusal> {
+        let (task, data_epoch) = (origin.task, report.data_epoch);
+        let at_work = self.durable.evaluations.at_work;
+        let is_held = at_work.is_some_and(|e| e.task == task && e.data_epoch == data_epoch);
+        // A pass may be evaluated again at the end of the job. That result comes with a model.
+        let is_new = is_held && (self.job.run_dir.is_none() || !report.model_sha256.is_empty());
+        let is_known = self.durable.evaluations.reported == Some((data_epoch, task));
+        if self.ended() || is_known && !is_new {
+            return Ok(self.durable.evaluations.done.contains(&report.into()));
+        }
+        if !self.has_ring() {
+            self.check_epoch(origin)?;
+        } else if self.map().is_some() && origin.epoch != self.epoch() {
+            // The rows may be of another epoch. Without servers, the weights of a step are the same in each ring.
+            self.durable.evaluations.release(task);
+            self.must_persist();
+            return Ok(false);
+        }
+        if !report.metrics.contains_key("loss") {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!("the evaluation of {task} has no metric \"loss\"; each has one"),
+            ));
+        }
+        let mine = |e: &Evaluation| e.task == task && e.data_epoch == data_epoch;
+        let at_work = self.durable.evaluations.at_work;
+        let Some(evaluation) = at_work.filter(mine) else {
+            return Err(Refusal::new(
+                Reason::NotLeased,
+                format!(
+                    "the evaluation of epoch {} is not leased to {task}; register again",
+                    report.data_epoch
+                ),
+            ));
+        };
+        let model_is_told = report.model_sha256.len() == DIGEST_BYTES;
+        if evaluation.last && self.job.run_dir.is_some() && !model_is_told {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "{task} has evaluated the final weights without the SHA-256 of the model.safetensors that it was to write; write the file, then report"
+                ),
+            ));
+        }
+        if let Some(missing) = self.missing_metric(&report) {
+            self.fail(now, missing);
+            return Ok(false);
+        }
+        self.durable.evaluations.at_work = None;
+        self.records.push_back(Record::Evaluation {
+            seconds: self.seconds(now),
+            epoch: report.data_epoch.saturating_add(1),
+            steps: self.durable.training.tally.steps,
+            samples: report.samples,
+            metrics: report.metrics.clone().into_iter().collect(),
+        });
+        self.durable.evaluations.reported = Some((data_epoch, task));
+        let report = SavedEvaluation::from(report);
+        if let Some(why) = self.monitor(report.measured()) {
+            let factor = self.learning_rate_factor();
+            tracing::info!(factor, "the learning rate falls: {why}");
+            self.records.push_back(Record::LearningRate {
+                seconds: self.seconds(now),
+                epoch: report.data_epoch.saturating_add(1),
+                steps: self.durable.training.tally.steps,
+                factor,
+                why,
+            });
+        }
+        self.durable.evaluations.add(report);
+        self.must_persist();
+        if !evaluation.last {
+            self.consider_stopping();
+        }
+        if evaluation.last && self.saving.place.is_some() {
+            self.durable.checkpoints.end();
+            self.save_if_due(now);
+        } else if evaluation.last {
+            self.end_well(now);
+        } else {
+            self.schedule_last_evaluation();
+        }
+        if self.in_lock_step() {
+            self.plan_step(now);
+        }
+        Ok(true)
+    }
+
+    /// Returns the error for a job that monitors a metric that its evaluations do not have.
+    fn missing_metric(&self, report: &wire::EvaluationReport) -> Option<String> {
+        let early = self.job.early_stopping.as_ref();
+        let plateau = self.job.plateau.as_ref();
+        let best = self.job.best.as_ref();
+        let monitored = [
+            ("early_stopping.metric", early.map(|early| &early.metric)),
+            ("plateau.metric", plateau.map(|plateau| &plateau.metric)),
+            ("best.metric", best.map(|best| &best.metric)),
+        ];
+        let missing = |metric: &&String| !report.metrics.contains_key(*metric);
+        let (setting, metric) = monitored
+            .into_iter()
+            .find_map(|(setting, metric)| Some((setting, metric.filter(missing)?)))?;
+        let mut there: Vec<&str> = report.metrics.keys().map(String::as_str).collect();
+        there.sort_unstable();
+        Some(format!(
+            "job setting `{setting}` is {metric:?}, but evaluations of this job have only {}; name one of these, or add it to objective.metrics",
+            there.join(", ")
+        ))
+    }
+
+    /// Ends the job early if evaluations no longer improve.
+    fn consider_stopping(&mut self) {
+        let early = self.job.early_stopping.as_ref();
+        let monitors = &self.durable.evaluations.monitors;
+        let why = early.and_then(|early| monitors.stops_early(early));
+        let Some(why) = why.filter(|_| !self.durable.training.stopping) else {
+            return;
+        };
+        tracing::info!("stopping early: {why}");
+        self.durable.training.stopped_early = why;
+        self.durable.training.stopping = true;
+        self.must_persist();
+        self.evaluate_when_at_rest();
+    }
+
+    /// Takes back an early stop of which a job that goes back to a checkpoint no longer has the evaluations.
+    pub(super) fn reconsider_stopping(&mut self) {
+        let training = &mut self.durable.training;
+        if !training.stopped_early.is_empty() {
+            training.stopped_early.clear();
+            training.stopping = false;
+            self.consider_stopping();
+        }
+    }
+
+    /// Schedules the evaluation after a pass over the data, if the job wants one there.
+    pub(super) fn evaluate_after(&mut self, pass: Option<u32>) {
+        // The last evaluation is scheduled once all data is done.
+        if self.job.evaluations == job::Evaluations::EachEpoch {
+            self.durable.evaluations.due.extend(pass);
+        }
+    }
+}

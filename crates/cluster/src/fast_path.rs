@@ -1,0 +1,83 @@
+//! The fast path of the most frequent calls: finished steps, heartbeats and requests for work. As a rule they change nothing in the view but
+//! the min clock, which is then computed without looking at each member.
+
+use std::collections::BTreeMap;
+
+use shared_proto::ids::{Clock, TaskId};
+
+use super::Cluster;
+use super::members::WorkerProgress;
+
+/// The number of workers that hold data, by their clock. It is valid while calls stay on the fast path.
+#[derive(Debug, Default)]
+pub(super) struct ClockCounts(BTreeMap<Clock, usize>);
+
+impl ClockCounts {
+    fn enters(&mut self, clock: Clock) {
+        *self.0.entry(clock).or_default() += 1;
+    }
+
+    fn leaves(&mut self, clock: Clock) {
+        if let Some(count) = self.0.get_mut(&clock) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&clock);
+            }
+        }
+    }
+
+    /// Returns the lowest clock of the workers that hold data.
+    pub(super) fn lowest(&self) -> Option<Clock> {
+        self.0.first_key_value().map(|(clock, _)| *clock)
+    }
+}
+
+impl Cluster {
+    /// Puts a call on the fast path, unless the job has a ring. The call leaves it with [`Self::leave_fast_path`] if it changes more than
+    /// clocks.
+    pub fn begin_fast_path(&mut self) {
+        if self.fast_path.is_some() || self.has_ring() {
+            return;
+        }
+        self.refresh_view();
+        let mut counts = ClockCounts::default();
+        for member in self.durable.members.values().filter(|m| m.alive) {
+            if member.progress.active {
+                counts.enters(member.progress.clock);
+            }
+        }
+        self.fast_path = Some(counts);
+    }
+
+    /// Leaves the fast path. Needed when the list of live workers changes, and when the change may be what a waiting call waits for.
+    pub fn leave_fast_path(&mut self) {
+        self.fast_path = None;
+    }
+
+    /// Returns whether the newest call has stayed on the fast path.
+    pub fn on_fast_path(&self) -> bool {
+        self.fast_path.is_some()
+    }
+
+    /// Changes the progress of a worker and keeps the counts valid. Returns the result of `change`, or `None` if there is no such member.
+    pub(super) fn change_progress<T>(
+        &mut self,
+        id: TaskId,
+        change: impl FnOnce(&mut WorkerProgress) -> T,
+    ) -> Option<T> {
+        let member = self.durable.members.get_mut(&id)?;
+        let clock_with_data = |progress: &WorkerProgress| progress.active.then_some(progress.clock);
+        let before = clock_with_data(&member.progress);
+        let changed = change(&mut member.progress);
+        let after = clock_with_data(&member.progress);
+        if let Some(counts) = self
+            .fast_path
+            .as_mut()
+            .filter(|_| member.alive && before != after)
+        {
+            before.into_iter().for_each(|clock| counts.leaves(clock));
+            after.into_iter().for_each(|clock| counts.enters(clock));
+        }
+        Some(changed)
+    }
+}

@@ -1,0 +1,402 @@
+//! Members of the cluster: registration, leases, generations.
+
+use std::time::Instant;
+
+use serde_tuple::{Deserialize_tuple, Serialize_tuple};
+use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
+use shared_proto::planted;
+use shared_proto::refusal::{Reason, Refusal, brief};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+use super::Cluster;
+use super::process::Process;
+use super::record::Record;
+use super::times::Times;
+
+/// One process of the job. It and its parts are stored as arrays, without the names of fields, because there may be thousands.
+#[derive(Clone, Debug, Serialize_tuple, Deserialize_tuple)]
+pub(crate) struct Member {
+    pub(crate) task: Task,
+    pub(crate) identity: String,
+    pub(crate) address: String,
+    pub(crate) metrics_address: String,
+    pub(crate) process: Process,
+    /// Servers only: the bytes of values that it has memory for, if it states them.
+    pub(crate) capacity: Option<u64>,
+    #[serde(skip, default = "Instant::now")]
+    pub(crate) seen: Instant,
+    pub(crate) alive: bool,
+    /// The reason why it is not alive; empty while it is.
+    pub(crate) gone: String,
+    /// The worker's progress; unused for servers.
+    pub(crate) progress: WorkerProgress,
+}
+
+/// A worker's part in the training.
+#[derive(Clone, Debug, Serialize_tuple, Deserialize_tuple)]
+pub(crate) struct WorkerProgress {
+    pub(crate) clock: Clock,
+    /// True if it holds data, so that others wait for it.
+    pub(crate) active: bool,
+    /// True if it has asked for work: it knows the variables and can take part in a step.
+    pub(crate) ready: bool,
+    /// True if the coordinator has restarted since its last report, so that it may have come further.
+    #[serde(skip)]
+    pub(crate) uncertain: bool,
+    /// The number of the newest FinishStep, so that a repeated one does not count again.
+    pub(crate) finished: Sequence,
+    /// The number of the newest report of losses, so that a repeated one does not count again.
+    pub(crate) told_lost: Sequence,
+    /// The time at which it last finished a step or took up work.
+    #[serde(skip, default = "Instant::now")]
+    pub(crate) acted: Instant,
+    /// The time from which the stall time-out counts. It is later than `acted` if the worker could make no step meanwhile.
+    #[serde(skip, default = "Instant::now")]
+    pub(crate) moved: Instant,
+    pub(crate) samples: u64,
+    pub(crate) steps: u64,
+    /// The number of steps of this generation that count and have changed the weights.
+    pub(crate) pushes: u64,
+    #[serde(skip)]
+    pub(crate) loss: f64,
+    #[serde(skip)]
+    pub(crate) samples_per_second: f64,
+    pub(super) times: Times,
+    #[serde(skip)]
+    pub(crate) waiting_on: Vec<wire::Task>,
+    /// The time at which it said that it waits for others; none while it waits for none.
+    #[serde(skip)]
+    pub(crate) waits_since: Option<Instant>,
+}
+
+impl Member {
+    /// Continues with a member that an earlier process has persisted: it has one full lease from now on.
+    pub(super) fn resumed(&mut self, now: Instant) {
+        self.seen = now;
+        let progress = &mut self.progress;
+        (progress.acted, progress.moved) = (now, now);
+        (progress.uncertain, progress.loss) = (true, f64::NAN);
+    }
+}
+
+impl WorkerProgress {
+    /// The progress of a new generation. Steps, samples and times stay counted.
+    fn after(earlier: &Self, now: Instant) -> Self {
+        Self {
+            samples: earlier.samples,
+            steps: earlier.steps,
+            times: earlier.times,
+            loss: earlier.loss,
+            ..Self::new(now)
+        }
+    }
+
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            clock: Clock(0),
+            active: false,
+            ready: false,
+            uncertain: false,
+            finished: Sequence(0),
+            told_lost: Sequence(0),
+            acted: now,
+            moved: now,
+            samples: 0,
+            steps: 0,
+            pushes: 0,
+            loss: f64::NAN,
+            samples_per_second: 0.0,
+            times: Times::default(),
+            waiting_on: Vec::new(),
+            waits_since: None,
+        }
+    }
+}
+
+impl Cluster {
+    /// Makes the caller a member; supersedes an earlier process of the same identity at once.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] for a role that does not register, or without an identity;
+    /// [`Reason::OutOfOrder`] and [`Reason::Superseded`] for a call that comes late.
+    pub fn register(
+        &mut self,
+        now: Instant,
+        role: Role,
+        request: wire::RegisterRequest,
+    ) -> Result<Task, Refusal> {
+        if role == Role::Coordinator || request.identity.is_empty() {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                "only ps and worker processes register, each with an identity that is not empty",
+            ));
+        }
+        let same = |m: &&Member| m.task.id.role == role && m.identity == request.identity;
+        let earlier = self.durable.members.values().find(same).map(|m| m.task);
+        let known = earlier.and_then(|task| self.durable.members.get_mut(&task.id));
+        let process = match &known {
+            Some(known) => known.process.next(&request)?,
+            None => Process::of(&request),
+        };
+        if let Some(known) = known.filter(|known| known.process == process) {
+            if !known.alive {
+                return Err(process.is_over(&known.identity));
+            }
+            // The answer to this registration was lost.
+            known.seen = now;
+            return Ok(known.task);
+        }
+        let kept = self.kept_shard(earlier, request.holding.as_ref());
+        let (task, progress) = match earlier {
+            Some(task) => {
+                let shard = self.shard_of(task);
+                // Another process has the identity: the earlier one has ended without leaving. A process that registers
+                // again is not lost.
+                let replaced =
+                    |m: &Member| m.alive && m.progress.ready && !m.process.is_same(&process);
+                if !self.ended() && self.member(task.id).is_some_and(replaced) {
+                    self.observed.fault_counts.lost_workers += 1;
+                }
+                let why = "superseded by a newer process of its identity";
+                self.remove_from_work(now, task.id, why);
+                let generation = match planted!(OneGeneration) {
+                    true => task.generation,
+                    false => task.generation.next(),
+                };
+                let task = Task { generation, ..task };
+                // The new generation keeps the shard, so no spare takes it.
+                if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
+                    map.shards[shard].server = task;
+                }
+                let earlier = self.member(task.id).map(|m| &m.progress);
+                let progress = earlier.map(|earlier| WorkerProgress::after(earlier, now));
+                (task, progress)
+            }
+            None => {
+                let index = self.new_index(role);
+                let task = Task {
+                    id: TaskId { role, index },
+                    generation: self.durable.forgotten.first_generation,
+                };
+                (task, None)
+            }
+        };
+        let member = Member {
+            task,
+            identity: request.identity,
+            address: request.address,
+            metrics_address: request.metrics_address,
+            process,
+            capacity: (request.capacity_bytes > 0).then_some(request.capacity_bytes),
+            seen: now,
+            alive: true,
+            gone: String::new(),
+            progress: progress.unwrap_or_else(|| WorkerProgress::new(now)),
+        };
+        self.durable.members.insert(task.id, member);
+        self.forget_the_dead();
+        self.must_persist();
+        if role == Role::Ps {
+            self.instants.last_ps_joined = Some(now);
+            // Its own shard comes first, then any shard without a server.
+            let fits = |shard: &usize| self.has_room_for(task, *shard);
+            let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
+            match orphan.filter(|_| !self.ended()) {
+                Some(shard) if kept == Some(shard) => self.give_back(now, task, shard),
+                Some(shard) => self.assign(now, task, shard),
+                None => {}
+            }
+        }
+        self.records.push_back(Record::Joined {
+            seconds: self.seconds(now),
+            task: task.to_string(),
+            generation: task.generation.0,
+        });
+        Ok(task)
+    }
+
+    /// Takes a worker's clock from a call after a restart, because the worker may have come further than the
+    /// coordinator knows, and waits for its own clock to be counted.
+    pub fn catch_up_clock(&mut self, origin: &Origin) {
+        if self.in_lock_step() {
+            return;
+        }
+        let uncertain = |m: &Member| m.progress.uncertain;
+        if self.member(origin.task.id).is_some_and(uncertain) {
+            let catch_up = |p: &mut WorkerProgress| p.clock = p.clock.max(origin.clock);
+            self.change_progress(origin.task.id, catch_up);
+        }
+    }
+
+    /// Renews a lease.
+    pub fn heartbeat(&mut self, now: Instant, task: Task) {
+        if let Some(member) = self.durable.members.get_mut(&task.id) {
+            member.seen = now;
+        }
+    }
+
+    /// Gives a lease back. A worker or server that cannot work leaves alone; any other error ends the job.
+    pub fn leave(&mut self, now: Instant, task: Task, request: &wire::LeaveRequest) {
+        let mut why = "it has left";
+        if request.failure != wire::WorkerFailure::Unspecified as i32 {
+            why = "it cannot work";
+            self.cannot_work(now, task, request.failure(), &request.error);
+        } else if !request.error.is_empty() {
+            self.fail(now, format!("{task}: {}", brief(&request.error)));
+        }
+        self.durable.awaited.remove(&task.id);
+        self.remove(now, task.id, why);
+    }
+
+    /// Ends leases that have expired, and evicts workers that hold up others without making progress.
+    pub fn tick(&mut self, now: Instant) {
+        let lease = self.lease();
+        // While this process was paused it received no heartbeats.
+        let gap = now.duration_since(self.instants.ticked.replace(now).unwrap_or(now));
+        if gap > lease / 2 {
+            for member in self.durable.members.values_mut() {
+                member.seen += gap;
+                member.progress.acted += gap;
+                if let Some(since) = &mut member.progress.waits_since {
+                    *since += gap;
+                }
+                member.progress.moved += gap;
+            }
+            for until in self.durable.awaited.values_mut() {
+                *until += gap;
+            }
+            self.saving.was_stopped(gap);
+            self.observed.rings.was_stopped(gap);
+            self.durable.unable.was_stopped(gap);
+            let instants = &mut self.instants;
+            let waits = [
+                &mut instants.none_able_since,
+                &mut instants.no_servers_since,
+                &mut instants.too_few_since,
+            ];
+            for since in waits.into_iter().flatten() {
+                *since += gap;
+            }
+        }
+        self.durable.awaited.retain(|_, until| now < *until);
+        self.form_ring(now);
+        let members = self.durable.members.values();
+        let silent: Vec<TaskId> = members
+            .filter(|m| m.alive && now.duration_since(m.seen) > lease && !planted!(EndlessLeases))
+            .map(|m| m.task.id)
+            .collect();
+        for id in silent {
+            if !self.ended() {
+                match id.role {
+                    Role::Ps => self.observed.fault_counts.lost_servers += 1,
+                    Role::Worker | Role::Coordinator => {
+                        self.observed.fault_counts.lost_workers += 1
+                    }
+                }
+            }
+            self.remove(now, id, "nothing was heard from it");
+        }
+        self.give_up_if_stuck(now);
+        self.fail_without_workers(now);
+        self.fail_without_servers(now);
+        self.fail_with_too_few_members(now);
+        if self.durable.training.step.is_none() {
+            self.save_if_due(now);
+            if self.in_lock_step() && self.durable.outcome.phase == JobPhase::Training {
+                self.plan_step(now);
+            }
+        } else if !self.sync() {
+            self.save_if_due(now);
+        }
+        let loading = !self.durable.checkpoints.loading.is_empty();
+        // A checkpoint that makes no progress is given up.
+        let saving = self.in_lock_step() && self.saving.at_work();
+        if self.orphans().next().is_some() || loading || saving || self.durable.checkpoints.ending()
+        {
+            // No worker can finish a step.
+            for member in self.durable.members.values_mut() {
+                member.progress.moved = now;
+            }
+        }
+        if self.durable.outcome.phase != JobPhase::Training {
+            return;
+        }
+        let stall = self.stall();
+        let blamed = self
+            .all_slowest()
+            .into_iter()
+            .chain(self.durable.evaluations.holder());
+        let stalled: Vec<TaskId> = blamed
+            .map(|task| task.id)
+            .filter(|id| {
+                let member = self.durable.members.get(id);
+                member.is_some_and(|m| now.duration_since(m.progress.moved) > stall)
+            })
+            .collect();
+        for id in stalled {
+            self.observed.fault_counts.lost_workers += 1;
+            self.remove(now, id, "it finished no step for the stall time-out");
+        }
+    }
+
+    /// Evicts all workers, so that they register again. The step that they are in is dropped.
+    pub(super) fn evict_workers(&mut self, now: Instant, why: &'static str) {
+        let workers: Vec<TaskId> = self.live(Role::Worker).map(|m| m.task.id).collect();
+        let until = now + self.lease();
+        for id in workers {
+            self.remove(now, id, why);
+            self.durable.awaited.insert(id, until);
+        }
+    }
+
+    pub(super) fn remove(&mut self, now: Instant, id: TaskId, why: &'static str) {
+        let shard = self.member(id).and_then(|m| self.shard_of(m.task));
+        let was_there = self.member(id).is_some_and(|m| m.alive);
+        self.remove_from_work(now, id, why);
+        let task = self.member(id).map(|m| m.task);
+        if let (Some(shard), Some(task)) = (shard.filter(|_| was_there), task)
+            && !self.ended()
+        {
+            self.orphan(now, shard, task);
+        }
+    }
+
+    fn remove_from_work(&mut self, now: Instant, id: TaskId, why: &'static str) {
+        self.draining.remove(&id);
+        let Some(member) = self.durable.members.get_mut(&id).filter(|m| m.alive) else {
+            return;
+        };
+        self.fast_path = None;
+        member.alive = false;
+        member.gone = why.to_owned();
+        member.progress.active = false;
+        member.progress.ready = false;
+        let (task, pushes) = (member.task, member.progress.pushes);
+        if !self.ended() {
+            tracing::warn!(%task, generation = task.generation.0, why, "a member is gone");
+        }
+        self.records.push_back(Record::Left {
+            seconds: self.seconds(now),
+            task: task.to_string(),
+            why: why.into(),
+        });
+        if let Some(variables) = &mut self.durable.variables {
+            variables.initializer = variables.initializer.filter(|t| *t != task);
+        }
+        let released = !planted!(LostData);
+        if let Some(ledger) = self.durable.training.ledger.as_mut().filter(|_| released) {
+            ledger.release(task);
+        }
+        self.durable.evaluations.release(task);
+        self.must_persist();
+        self.end_life(now, task, pushes);
+        self.leave_step(now, task);
+        self.leave_ring(now, task);
+    }
+
+    pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
+        let shards = &self.map()?.shards;
+        shards.iter().position(|shard| shard.server == task)
+    }
+}

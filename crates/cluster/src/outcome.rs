@@ -1,0 +1,223 @@
+//! The outcome of a job: records while it runs, the summary at its end.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use checkpoint::hexadecimal;
+use shared_proto::ids::Task;
+use shared_proto::job::NonFinite;
+use shared_proto::refusal::brief;
+use shared_proto::staleness::StalenessBound;
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+use super::Cluster;
+use super::ledger::Ledger;
+use super::record::{Record, Summary};
+
+impl Cluster {
+    pub(crate) fn report_shard(&mut self, now: Instant, task: Task, mut report: wire::ShardReport) {
+        // The server does not know yet that it has another shard, or none.
+        if self.servers().get(report.shard as usize) != Some(&task) {
+            return;
+        }
+        self.durable.unable.can_work(task.id);
+        if !report.non_finite.is_empty() && self.job.non_finite == NonFinite::Fail {
+            let variable = brief(&report.non_finite);
+            self.fail(
+                now,
+                format!(
+                    "an update has made values of variable {variable:?} on {task} NaN or infinite; lower the learning rate, or set clip_norm"
+                ),
+            );
+        }
+        self.writes_on(now, task, &report);
+        report.tables.truncate(self.tables().len());
+        self.observed.shard_reports.insert(task.id, report);
+    }
+
+    /// Returns whether every live server of a shard has sent its last report.
+    pub fn all_shards_reported(&self) -> bool {
+        let servers = self.servers();
+        let live = |task: &&Task| self.member(task.id).is_some_and(|m| m.alive);
+        servers.iter().filter(live).all(|task| {
+            self.observed
+                .shard_reports
+                .get(&task.id)
+                .is_some_and(|r| r.last)
+        })
+    }
+
+    /// Returns the servers of the shards, in the order of the shards.
+    pub(super) fn servers(&self) -> Vec<Task> {
+        let map = self.map();
+        map.map_or_else(Vec::new, |map| {
+            map.shards.iter().map(|shard| shard.server).collect()
+        })
+    }
+
+    /// Returns the number of steps and of samples done.
+    pub fn done(&self) -> (u64, u64) {
+        (
+            self.durable.training.tally.steps,
+            self.durable.training.tally.samples,
+        )
+    }
+
+    /// Returns whether any member has not left yet.
+    pub fn anyone_there(&self) -> bool {
+        self.durable.members.values().any(|m| m.alive)
+    }
+
+    pub(crate) fn seconds(&self, now: Instant) -> f64 {
+        let since = |began| now.saturating_duration_since(began).as_secs_f64();
+        self.durable.outcome.seconds + self.instants.began.map_or(0.0, since)
+    }
+
+    pub(super) fn record_progress(&mut self, now: Instant, steps: u64) {
+        self.observed.recent.steps += steps;
+        if self.observed.recent.steps < self.job.log_every {
+            return;
+        }
+        let recent = std::mem::take(&mut self.observed.recent);
+        let seconds = self.seconds(now);
+        self.records.push_back(Record::Steps {
+            seconds,
+            steps: self.durable.training.tally.steps,
+            samples: self.durable.training.tally.samples,
+            epoch: self.durable.training.tally.samples as f64
+                / self.training_samples().max(1) as f64,
+            loss: recent.loss_sum / recent.worker_steps.max(1) as f64,
+            samples_per_second: self.rate(seconds),
+        });
+    }
+
+    /// Returns the samples per second of this run.
+    fn rate(&self, seconds: f64) -> f64 {
+        let training = &self.durable.training;
+        let samples = training
+            .tally
+            .samples
+            .saturating_sub(training.earlier_samples);
+        if seconds > 0.0 {
+            samples as f64 / seconds
+        } else {
+            0.0
+        }
+    }
+
+    pub(super) fn record_end(&mut self, now: Instant) {
+        self.count_unreported_losses(now);
+        self.durable.outcome.workers = self.workers_at_work();
+        self.records.push_back(Record::Ended {
+            seconds: self.seconds(now),
+            error: self.durable.outcome.error.clone(),
+        });
+    }
+
+    /// Summarizes the job.
+    pub fn summary(&self, now: Instant) -> Summary {
+        let last = self.durable.evaluations.done.last();
+        let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
+        let progress = &self.durable.training;
+        let ended_early = self.ended_early();
+        let observed = self.observed.updates();
+        let training = self
+            .instants
+            .last_finish
+            .map_or(0.0, |last| self.seconds(last));
+        Summary {
+            mode: self.job.strategy.mode.name().to_owned(),
+            staleness: match self.bound() {
+                StalenessBound::Steps(bound) => Some(bound),
+                StalenessBound::Unbounded => None,
+            },
+            pipeline: self.job.strategy.pipeline,
+            ps: self.servers().len(),
+            // A coordinator that resumes an ended job knows none that is at work.
+            workers: self.workers_at_work().max(self.durable.outcome.workers),
+            epochs: self.trained_epochs(),
+            job_epochs: self.job.epochs,
+            steps: progress.tally.steps,
+            samples: progress.tally.samples,
+            seconds: self.seconds(now),
+            samples_per_second: self.rate(training),
+            test_accuracy: metric("accuracy"),
+            test_loss: metric("loss"),
+            metrics: last.map_or_else(BTreeMap::new, |last| {
+                last.metrics.clone().into_iter().collect()
+            }),
+            // A job that has failed may have the evaluations of another run.
+            model_sha256: last
+                .filter(|_| self.durable.outcome.phase == JobPhase::Done)
+                .map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
+            lost_updates: self.durable.losses.total,
+            lost_steps: self.lost_steps(),
+            skipped_steps: progress.tally.skipped,
+            late_steps: progress.tally.late,
+            max_clock_lead: observed.max_clock_lead,
+            mean_gradient_staleness: observed.staleness_sum as f64 / observed.updates.max(1) as f64,
+            mean_step_factor: observed.corrected_steps.mean_factor(),
+            mean_synchronous_ratio: observed.corrected_steps.mean_synchronous_ratio(),
+            times: self.mean_times(),
+            loss_warning: self.observed.loss_warning.clone(),
+            stopped: ended_early && progress.stopped_early.is_empty(),
+            stopped_early: match ended_early {
+                true => progress.stopped_early.clone(),
+                false => String::new(),
+            },
+            unsaved: self.durable.outcome.unsaved.clone(),
+            error: self.durable.outcome.error.clone(),
+        }
+    }
+
+    /// Returns the number of workers that have made steps.
+    fn workers_at_work(&self) -> usize {
+        let members = self.durable.members.values();
+        self.durable.forgotten.workers + members.filter(|m| m.progress.steps > 0).count()
+    }
+
+    /// Returns whether the training has stopped, or is to, before its data ends.
+    fn ended_early(&self) -> bool {
+        let training = &self.durable.training;
+        let has_data = !training.ledger.as_ref().is_some_and(Ledger::exhausted);
+        training.stopping && has_data
+    }
+
+    /// Returns the passes over the data that have begun.
+    pub(super) fn trained_epochs(&self) -> u32 {
+        let samples = self.durable.training.tally.samples;
+        let begun = match samples {
+            0 => 0,
+            _ => self.data_epoch() + 1,
+        };
+        if !self.ended_early() && self.job.steps.is_none() {
+            return begun;
+        }
+        // Data of the next pass may have been leased, and not used.
+        let used = samples.div_ceil(self.training_samples().max(1));
+        begun.min(u32::try_from(used).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the shares of pull, compute, push and wait in the time of all workers together.
+    fn mean_times(&self) -> BTreeMap<String, f64> {
+        let mut times = self.durable.forgotten.times;
+        for member in self.durable.members.values() {
+            times.add(&member.progress.times);
+        }
+        let parts = [
+            ("pull", times.pull),
+            ("compute", times.compute),
+            ("push", times.push),
+            ("wait", times.wait),
+        ];
+        let whole: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
+        let share = |(name, seconds): (&str, f64)| {
+            (
+                format!("share_{name}"),
+                seconds / whole.max(f64::MIN_POSITIVE),
+            )
+        };
+        parts.into_iter().map(share).collect()
+    }
+}

@@ -1,0 +1,359 @@
+//! The forming of a ring: requests to join, rings that are broken, and the values with which the next one begins.
+
+use std::time::{Duration, Instant};
+
+use shared_proto::ids::{Clock, Epoch, Origin, Task};
+use shared_proto::planted;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+use super::{Cause, RingMember};
+use crate::Cluster;
+use crate::checkpoints::DurableCheckpoint;
+
+/// The time for which a ring that is being formed waits for a member that others have lost.
+const ABSENCE: Duration = Duration::from_secs(1);
+
+/// The answer to a worker that asks to join.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Joined {
+    /// The ring is formed, and the worker is a member.
+    Ring(wire::Ring),
+    /// It waits for what the text names.
+    Pending(String),
+    /// The job has ended.
+    Ended,
+}
+
+impl Cluster {
+    /// Takes a worker's request to join the ring. A request of a member of the formed ring, or of a newcomer, breaks that ring.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] in a job without rings, [`Reason::NotInitialized`] before a worker has registered variables,
+    /// [`Reason::Fenced`] if the sender is evicted because another worker cannot reach it.
+    pub fn join_ring(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::JoinRingRequest,
+    ) -> Result<Joined, Refusal> {
+        let task = origin.task;
+        if !self.has_ring() {
+            let what =
+                "the workers of a job with `strategy.name = \"parameter-server\"` form no ring";
+            return Err(Refusal::new(Reason::Malformed, what));
+        }
+        if self.ended() {
+            return Ok(Joined::Ended);
+        }
+        if !self.initialized() {
+            let what = "no worker has registered variables; register them first";
+            return Err(Refusal::new(Reason::NotInitialized, what));
+        }
+        if self.durable.ring.has_asked_after(origin) {
+            let what = "a later request of this worker has come before this one";
+            return Ok(Joined::Pending(what.to_owned()));
+        }
+        self.durable.awaited.remove(&task.id);
+        let values = self.valid_values(origin.clock, Epoch(request.values_ring));
+        let lost = request.lost.as_ref().and_then(|lost| lost.try_into().ok());
+        if self.durable.ring.formed {
+            let ring = &self.durable.ring;
+            if ring.member(task).is_some() && origin.epoch < ring.number {
+                // The answer to its last request was lost.
+                return Ok(Joined::Ring(self.wire_ring()));
+            }
+            let cause = match ring.member(task) {
+                None => Cause::Newcomer,
+                Some(_) if lost.is_some() => Cause::Link,
+                Some(_) => Cause::Again,
+            };
+            self.break_ring(now, cause);
+        }
+        self.observed.rings.begun(now);
+        self.note_joined(RingMember {
+            task,
+            joined: true,
+            entered: false,
+            values,
+            made: Clock(0),
+            lost,
+            sequence: origin.sequence,
+            skipped: request.skipped.map(Clock),
+        });
+        self.form_ring(now);
+        // It may have been removed, or the job has failed.
+        self.admit(origin)?;
+        match self.durable.ring.formed {
+            _ if self.ended() => Ok(Joined::Ended),
+            true => Ok(Joined::Ring(self.wire_ring())),
+            false => Ok(Joined::Pending(self.missing_in_ring())),
+        }
+    }
+
+    /// Returns the number of steps of a worker's values, of the ring in which it got them or made its newest step. None if it
+    /// has none, or they are of no use: a later ring is settled, no worker can have made so many steps, or all go back to a
+    /// checkpoint.
+    fn valid_values(&self, clock: Clock, of: Epoch) -> Option<Clock> {
+        let ring = &self.durable.ring;
+        let min_clock = self.durable.training.min_clock;
+        let possible = match &ring.span {
+            Some(_) if self.commits_rows() => min_clock.next(),
+            Some(span) => span.end(),
+            None => min_clock,
+        };
+        let newest = of >= ring.settled || planted!(AbandonedValues);
+        let valid = of.0 > 0 && newest && clock <= possible && !ring.goes_back;
+        valid.then_some(clock)
+    }
+
+    fn note_joined(&mut self, joined: RingMember) {
+        let ring = &mut self.durable.ring;
+        match ring.member_mut(joined.task) {
+            Some(member) => *member = joined,
+            None => ring.members.push(joined),
+        }
+        ring.members.sort_by_key(|member| member.task.id.index);
+        self.must_persist();
+    }
+
+    /// Describes what the ring that is being formed waits for.
+    pub(crate) fn missing_in_ring(&self) -> String {
+        let ring = &self.durable.ring;
+        let absent = ring.members.iter().find(|member| !member.joined);
+        if let Some(member) = absent {
+            return format!("{} has not joined the next ring yet", member.task);
+        }
+        if let Some(shard) = self.orphans().next() {
+            return format!("shard {shard} has no server");
+        }
+        if let Some((gone, _)) = self.durable.awaited.first_key_value() {
+            return format!("{gone} is given time to come back");
+        }
+        let (joined, wanted) = (ring.members.len(), self.wanted_in_ring());
+        let training = self.durable.outcome.phase == JobPhase::Training;
+        match training && wanted > 1 {
+            true => format!("{joined} of the {wanted} workers of a stage group have joined"),
+            false => format!("{joined} of {wanted} workers have joined"),
+        }
+    }
+
+    /// Returns the number of workers without which no ring is formed: at first those that the job names, later those that hold a model
+    /// together. One worker with values is enough to end a job in which no step is left; a checkpoint may have steps left.
+    pub(crate) fn wanted_in_ring(&self) -> u32 {
+        let has_values = |member: &RingMember| member.joined && member.values.is_some();
+        let ends = self.durable.training.stopping || self.exhausted();
+        match self.durable.outcome.phase {
+            JobPhase::Starting => self.job.workers(),
+            _ if ends && self.durable.ring.members.iter().any(has_values) => 1,
+            _ => self.job.strategy.stage_groups().workers,
+        }
+    }
+
+    /// Breaks the ring: all members are to join the next one.
+    pub(crate) fn break_ring(&mut self, now: Instant, cause: Cause) {
+        if self.durable.ring.formed {
+            self.raise_epoch(now, cause);
+        }
+    }
+
+    /// Notes that the formed ring is over.
+    pub(crate) fn note_broken(&mut self, now: Instant, cause: Cause) {
+        let ring = &self.durable.ring;
+        tracing::info!(
+            ring = ring.number.0,
+            why = cause.text(),
+            "the ring is broken"
+        );
+        self.observed.rings.broke(now, cause);
+        // The others have waited for the one that is lost.
+        for member in self.durable.members.values_mut() {
+            member.progress.moved = now;
+        }
+        self.must_persist();
+    }
+
+    /// Removes a worker that is gone from the ring.
+    pub(crate) fn leave_ring(&mut self, now: Instant, task: Task) {
+        if self.durable.ring.member(task).is_none() {
+            return;
+        }
+        // Also after the end: a job that has failed may be resumed, with other members.
+        self.break_ring(now, Cause::Gone);
+        self.give_up_copy_of(task);
+        let ring = &mut self.durable.ring;
+        ring.members.retain(|member| member.task != task);
+        self.must_persist();
+        self.form_ring(now);
+    }
+
+    /// Forms the ring if all that are expected have joined, and each shard has a server.
+    pub(crate) fn form_ring(&mut self, now: Instant) {
+        let ring = &self.durable.ring;
+        if ring.members.is_empty()
+            || self.orphans().next().is_some()
+            || !self.durable.awaited.is_empty()
+        {
+            return;
+        }
+        self.leave_out_lost(now);
+        let ring = &self.durable.ring;
+        let wanted = self.wanted_in_ring() as usize;
+        let complete = ring.members.iter().all(|member| member.joined);
+        if ring.formed || !complete || ring.members.len() < wanted || self.ended() {
+            return;
+        }
+        if self.evict_unreachable(now) {
+            return;
+        }
+        let values = self.durable.ring.members.iter().map(|member| member.values);
+        match values.max().flatten() {
+            Some(newest) => self.form_at(now, newest, None),
+            None => self.form_without_values(now),
+        }
+    }
+
+    /// Leaves members out of the ring that is being formed, if others have lost the connection to them and they have not joined
+    /// for [`ABSENCE`]. They stay members of the cluster until their leases end: one that still works joins a later ring.
+    fn leave_out_lost(&mut self, now: Instant) {
+        let ring = &self.durable.ring;
+        let joined = || ring.members.iter().filter(|member| member.joined);
+        let absent: Vec<Task> = ring
+            .members
+            .iter()
+            .filter(|member| !member.joined)
+            .map(|member| member.task)
+            .collect();
+        let is_lost = |task: &Task| joined().any(|member| member.lost == Some(*task));
+        let enough = joined().count() >= self.wanted_in_ring() as usize;
+        let waited = self.observed.rings.age(now);
+        if ring.formed
+            || self.durable.outcome.phase != JobPhase::Training
+            || waited.is_none_or(|waited| waited < ABSENCE)
+            || !joined().any(|member| member.values.is_some())
+            || absent.is_empty()
+            || !enough
+            || !absent.iter().all(is_lost)
+        {
+            return;
+        }
+        for task in absent {
+            tracing::info!(%task, "the next ring is formed without a member that others have lost");
+            self.give_up_copy_of(task);
+            self.durable.evaluations.release(task);
+            let members = &mut self.durable.ring.members;
+            members.retain(|member| member.task != task);
+        }
+        self.must_persist();
+    }
+
+    /// Forms the ring of workers without values: one loads those of the newest checkpoint, or all begin with the same initial
+    /// values.
+    fn form_without_values(&mut self, now: Instant) {
+        let starting = self.durable.outcome.phase == JobPhase::Starting;
+        // The writer of an ordered checkpoint may live, but it has lost the values that the order is for, as all members have.
+        self.give_up_saving();
+        match self.durable.checkpoints.newest.clone() {
+            // The servers go back as well. The workers register again, and form a ring then.
+            Some(kept) if !starting && self.map().is_some() && !self.durable.ring.goes_back => {
+                self.raise_epoch(now, Cause::Restore);
+                self.go_back(now, &kept);
+            }
+            Some(kept) => {
+                if !starting && self.map().is_none() {
+                    self.durable.ring.span = None;
+                    self.restore_progress(&kept.progress);
+                    self.record_restore(now, kept.number, None);
+                }
+                self.form_at(now, kept.progress.clock, Some(&kept));
+            }
+            None if starting => self.form_at(now, Clock(0), None),
+            None => {
+                let lost = match self.job.strategy.optimizer_copies {
+                    Some(_) => {
+                        "all workers with the values are gone, or all copies of a part of the optimizer's state"
+                    }
+                    None => "all workers with the values are gone",
+                };
+                let reason = format!("{lost}, and there is no checkpoint; start the job again");
+                self.fail(now, reason);
+            }
+        }
+    }
+
+    /// Forms the ring with the values of this clock, of a member or of a checkpoint.
+    fn form_at(&mut self, now: Instant, clock: Clock, from: Option<&DurableCheckpoint>) {
+        self.observed.rings.formed(now);
+        let (part, epoch) = (self.part_of_ring(), self.epoch());
+        let loading = &mut self.durable.checkpoints.loading;
+        loading.remove(&part);
+        loading.extend(from.map(|_| (part, String::new())));
+        let ring = &mut self.durable.ring;
+        ring.goes_back = false;
+        ring.from = from.map(|kept| (kept.location.clone(), kept.number, kept.run.clone()));
+        let has = |member: &RingMember| from.is_none() && member.values == Some(clock);
+        ring.source = ring.members.iter().position(has).unwrap_or(0);
+        let others = ring.members.iter().enumerate();
+        let mut others = others.filter(|(rank, _)| *rank != ring.source);
+        let lacks = |member: &RingMember| match planted!(NoBroadcast) {
+            true => member.values.is_none(),
+            false => !has(member),
+        };
+        ring.broadcast = others.any(|(_, member)| lacks(member));
+        (ring.clock, ring.formed) = (clock, true);
+        for member in &mut ring.members {
+            (member.made, member.entered) = (clock, false);
+        }
+        // The first ring has a number too: 0 means none.
+        ring.number = epoch.max(Epoch(1));
+        tracing::info!(
+            ring = ring.number.0,
+            ranks = ring.members.len(),
+            clock = clock.0,
+            "a ring is formed"
+        );
+        for member in &ring.members {
+            if let Some(known) = self.durable.members.get_mut(&member.task.id) {
+                known.progress.clock = clock;
+            }
+        }
+        self.must_persist();
+    }
+
+    /// Removes a worker that others have lost twice in a row although it lives: the network between them is cut, and the next
+    /// ring would break as this one did. Returns whether there was one.
+    fn evict_unreachable(&mut self, now: Instant) -> bool {
+        let ring = &mut self.durable.ring;
+        let lost: Vec<(Task, Task)> = ring
+            .members
+            .iter()
+            .filter_map(|member| Some((member.task, member.lost?)))
+            // One that was left out is not the cause of the next break.
+            .filter(|(_, lost)| ring.member(*lost).is_some())
+            .collect();
+        let progressed = ring
+            .members
+            .iter()
+            .any(|member| member.values > Some(ring.clock));
+        let Some((by, lost)) = lost.first().copied().filter(|_| !progressed) else {
+            self.observed.rings.lost = None;
+            return false;
+        };
+        let pair = [by.id, lost.id];
+        let again = self.observed.rings.lost.replace(pair);
+        let same = again.is_some_and(|again| again.iter().all(|id| pair.contains(id)));
+        if !same {
+            return false;
+        }
+        // Of the two, the one that came last leaves.
+        let leaves = by.id.max(lost.id);
+        self.observed.rings.lost = None;
+        let known = self.member(leaves).is_some_and(|member| member.alive);
+        if known {
+            self.observed.rings.evicted();
+            self.remove(now, leaves, "another worker cannot reach it");
+        }
+        known
+    }
+}

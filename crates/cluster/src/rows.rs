@@ -1,0 +1,103 @@
+//! The state as rows: one for each part of it, and one for each member. So a change rewrites the rows that differ, and not the whole state.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use shared_proto::ids::TaskId;
+
+use super::durable::Durable;
+use super::stored;
+
+/// The name of a member's row begins with it.
+const MEMBER: &str = "members/";
+
+/// The row of the workers that are expected back.
+#[derive(Serialize, Deserialize)]
+struct Awaited(#[serde(with = "stored::tasks")] BTreeMap<TaskId, Instant>);
+
+impl Durable {
+    /// Passes the name and the value of each row to `take`, which returns whether the row has changed.
+    ///
+    /// # Errors
+    /// If a row cannot be written as JSON.
+    pub fn rows(&self, take: &mut dyn FnMut(&str, &[u8]) -> bool) -> Result<(), String> {
+        let mut rows = Encoded {
+            take,
+            value: Vec::new(),
+        };
+        let Self {
+            run,
+            members,
+            awaited,
+            forgotten,
+            variables,
+            training,
+            ring,
+            evaluations,
+            checkpoints,
+            losses,
+            unable,
+            outcome,
+        } = self;
+        rows.row("run", run)?;
+        for (id, member) in members {
+            rows.row(&format!("{MEMBER}{id}"), member)?;
+        }
+        rows.row("awaited", &Awaited(awaited.clone()))?;
+        rows.row("forgotten", forgotten)?;
+        rows.row("variables", variables)?;
+        rows.row("training", training)?;
+        rows.row("ring", ring)?;
+        rows.row("evaluations", evaluations)?;
+        rows.row("checkpoints", checkpoints)?;
+        rows.row("losses", losses)?;
+        rows.row("unable", unable)?;
+        rows.row("outcome", outcome)
+    }
+
+    /// Reads a state from the values of its rows, as JSON.
+    ///
+    /// # Errors
+    /// If a row is missing, or is not what this release writes.
+    pub fn of_rows(rows: &[(&str, &[u8])]) -> Result<Self, serde_json::Error> {
+        let (members, parts): (Vec<_>, Vec<_>) =
+            rows.iter().partition(|(name, _)| name.starts_with(MEMBER));
+        let members: Vec<&[u8]> = members.into_iter().map(|(_, value)| value).collect();
+        let mut whole = b"{\"members\":[".to_vec();
+        whole.extend(members.join(&b',').iter());
+        whole.push(b']');
+        for (name, value) in parts {
+            whole.extend(format!(",{name:?}:").as_bytes());
+            whole.extend(value);
+        }
+        whole.push(b'}');
+        serde_json::from_slice(&whole)
+    }
+}
+
+/// Writes rows as JSON. This is compiled once, with the types that it writes.
+struct Encoded<'a> {
+    take: &'a mut dyn FnMut(&str, &[u8]) -> bool,
+    value: Vec<u8>,
+}
+
+impl Encoded<'_> {
+    fn row<T: Serialize + DeserializeOwned>(
+        &mut self,
+        name: &str,
+        value: &T,
+    ) -> Result<(), String> {
+        let wrong = |error: serde_json::Error| format!("{name}: {error}");
+        self.value.clear();
+        serde_json::to_writer(&mut self.value, value).map_err(wrong)?;
+        let has_changed = (self.take)(name, &self.value);
+        if cfg!(debug_assertions) && has_changed {
+            let read: T = serde_json::from_slice(&self.value).map_err(wrong)?;
+            let again = serde_json::to_vec(&read).map_err(wrong)?;
+            assert_eq!(again, self.value, "{name} changes when it is read back");
+        }
+        Ok(())
+    }
+}

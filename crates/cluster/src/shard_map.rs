@@ -1,0 +1,151 @@
+//! The cut of the shard map, once the variables and the servers are known.
+
+use std::time::{Duration, Instant};
+
+use shared_proto::blocks::{PlacedShard, ShardMap, Source};
+use shared_proto::ids::{Epoch, Role, Task};
+use shared_proto::refusal::{Reason, Refusal};
+
+use super::Cluster;
+use super::capacity::check_capacity;
+use super::checkpoints::source;
+use super::map_size::check_map_size;
+use super::members::Member;
+use super::placement::{block_elements, held_by_workers, place, place_tables};
+
+/// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
+const SETTLE: Duration = Duration::from_secs(3);
+
+impl Cluster {
+    /// Returns the shard map.
+    ///
+    /// # Errors
+    /// [`Reason::NotInitialized`] before it is cut.
+    pub fn shard_map(&self) -> Result<&ShardMap, Refusal> {
+        let map = self.map();
+        map.ok_or_else(|| {
+            Refusal::new(
+                Reason::NotInitialized,
+                "the shard map is not cut yet: no worker has registered variables, servers are missing, or the job has none",
+            )
+        })
+    }
+
+    /// Returns the servers that the shard map waits for, in words; none if it has them. `settled` is false while others
+    /// may still join a job that does not give their number.
+    pub(super) fn missing_servers(&self, settled: bool) -> Option<String> {
+        let servers = self.live(Role::Ps).count();
+        match self.job.servers() {
+            Some(wanted) if servers < wanted as usize => Some(format!(
+                "{servers} of {wanted} parameter servers have registered{}",
+                self.troubled_servers()
+            )),
+            None if servers == 0 => Some(format!(
+                "no parameter server has registered; start one{}",
+                self.troubled_servers()
+            )),
+            None if !settled => Some(format!(
+                "{servers} parameter servers have registered; training begins once no other has joined for {} s",
+                SETTLE.as_secs()
+            )),
+            _ => None,
+        }
+    }
+
+    /// Cuts the shard map if possible. Otherwise returns the missing condition. A job without servers gets no map.
+    ///
+    /// # Errors
+    /// [`Reason::Oversized`] if a server has too little memory.
+    pub(super) fn cut_shard_map(&mut self, now: Instant) -> Result<Option<String>, Refusal> {
+        if self.map().is_some() {
+            return Ok(None);
+        }
+        let joined = self.instants.last_ps_joined;
+        let settled = joined.is_none_or(|at| now >= at + SETTLE);
+        if let Some(missing) = self.missing_servers(settled) {
+            return Ok(Some(missing));
+        }
+        let mut servers: Vec<&Member> = self.live(Role::Ps).collect();
+        servers.sort_by_key(|m| m.task.id.index);
+        if let Some(wanted) = self.job.servers() {
+            servers.truncate(wanted as usize);
+        }
+        if servers.is_empty() {
+            return Ok(None);
+        }
+        let Some(variables) = &self.durable.variables else {
+            return Ok(None);
+        };
+        let shards = servers.len() as u32;
+        let block_elements = match &self.durable.checkpoints.start {
+            Some(start) => start.block_elements,
+            None => block_elements(&variables.model.variables, shards),
+        };
+        let location = self.checkpoint_location();
+        check_map_size(&variables.model, block_elements, servers.len(), location)?;
+        let placed = match self.has_ring() {
+            true => held_by_workers(&variables.model.variables),
+            false => place(variables.model.variables.clone(), shards, block_elements),
+        };
+        let tables = place_tables(&variables.model.tables, shards);
+        check_capacity(&self.job, &servers, &placed, block_elements)?;
+        let servers: Vec<(Task, String)> = servers
+            .iter()
+            .map(|m| (m.task, m.address.clone()))
+            .collect();
+        let checkpoints = &self.durable.checkpoints;
+        let begin_with = checkpoints.start.as_ref().and(checkpoints.newest.clone());
+        let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
+        let Some(variables) = &mut self.durable.variables else {
+            return Ok(None);
+        };
+        let source = match &begin_with {
+            Some(kept) => source(Epoch(1), kept),
+            None => Source::initializer(Epoch(1)),
+        };
+        tracing::info!(
+            shards,
+            variables = placed.len(),
+            tables = tables.len(),
+            block_elements,
+            "cut the shard map"
+        );
+        variables.map = Some(ShardMap {
+            epoch: Epoch(1),
+            shards: servers
+                .into_iter()
+                .map(|(server, address)| PlacedShard {
+                    address,
+                    server,
+                    source: source.clone(),
+                })
+                .collect(),
+            variables: placed,
+            tables,
+            block_elements,
+            total_updates: self
+                .job
+                .total_updates(variables.data.training_samples, workers),
+        });
+        if let Some(kept) = begin_with {
+            variables.initialized = true;
+            self.durable.checkpoints.loading =
+                (0..shards as usize).map(|s| (s, String::new())).collect();
+            self.restore_progress(&kept.progress);
+        }
+        self.must_persist();
+        Ok(None)
+    }
+
+    /// Returns the longest location of a checkpoint that shards may come from; empty without checkpoints.
+    fn checkpoint_location(&self) -> &str {
+        let newest = self.durable.checkpoints.newest.as_ref();
+        let newest = newest.map_or("", |kept| &kept.location);
+        let place = self.place().map_or("", |place| &place.location);
+        if newest.len() > place.len() {
+            newest
+        } else {
+            place
+        }
+    }
+}
