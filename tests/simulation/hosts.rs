@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use collective::Exchange;
 use coordinator::embedded::Embedded;
+use coordinator::{CoordinatorError, Summary};
 use daemon::membership::{Coordinator, Registration};
 use futures_util::stream;
 use ps_server::RowStorage;
@@ -98,12 +99,7 @@ impl World {
                     let lost = summary.lost_updates;
                     world.history.add(Event::Summary { lost });
                 }
-                let outcome = match ended {
-                    Ok(summary) if summary.error.is_empty() => Ok(()),
-                    Ok(summary) => Err(summary.error),
-                    Err(error) => Err(error.to_string()),
-                };
-                world.ended("coordinator", outcome);
+                world.ended("coordinator", outcome(ended));
                 Ok(())
             }
         });
@@ -210,6 +206,15 @@ impl World {
                 Ok(())
             }
         });
+    }
+}
+
+/// Returns the outcome of a job: an error is the job's or the coordinator's.
+pub(crate) fn outcome(ended: Result<Summary, CoordinatorError>) -> Result<(), String> {
+    match ended {
+        Ok(summary) if summary.error.is_empty() => Ok(()),
+        Ok(summary) => Err(summary.error),
+        Err(error) => Err(error.to_string()),
     }
 }
 

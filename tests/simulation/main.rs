@@ -20,6 +20,7 @@ mod planted;
 mod repeat;
 mod rings;
 mod runs;
+mod sim;
 mod store;
 mod trouble;
 mod world;

@@ -280,7 +280,7 @@ impl Replica for Counting {
         Prepared::new(positions, wants.collect())
     }
 
-    async fn take_in(&self, _: Vec<Part>) {}
+    async fn load(&self, _: Vec<Part>) {}
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         self.next_computation().await;

@@ -87,7 +87,7 @@ impl<'w> Trouble<'w> {
     }
 
     /// Causes and mends faults for [`TROUBLE`], and then lets the job finish.
-    pub(crate) fn let_happen(mut self, sim: &mut Sim<'_>) -> Result<(), String> {
+    pub(crate) fn run(mut self, sim: &mut Sim<'_>) -> Result<(), String> {
         loop {
             let now = sim.elapsed();
             self.mend_what_is_due(sim);
@@ -97,7 +97,7 @@ impl<'w> Trouble<'w> {
             }
             if now >= self.next && now < TROUBLE {
                 self.next = now + Duration::from_millis(self.rng.random_range(200..4000));
-                if let Some(mend) = self.befall(sim) {
+                if let Some(mend) = self.inject_fault(sim) {
                     self.to_mend.push(mend);
                 }
             }
@@ -195,7 +195,7 @@ impl<'w> Trouble<'w> {
     }
 
     /// Causes one fault. Returns its end, if it has one.
-    fn befall(&mut self, sim: &mut Sim<'_>) -> Option<(Duration, Mend)> {
+    fn inject_fault(&mut self, sim: &mut Sim<'_>) -> Option<(Duration, Mend)> {
         let now = sim.elapsed();
         let up: Vec<String> = self
             .names

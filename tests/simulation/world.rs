@@ -1,13 +1,11 @@
 //! A cluster in a simulated world.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
 use bytes::Bytes;
 use checkpoint::{NewestFirst, Piece, SavedValues};
 use shared_proto::job::{Job, Mode, NonFinite, Optimizer, Sgd};
 use shared_proto::payload;
 use shared_proto::table::{SavedRows, ids_of_bytes};
+use std::collections::BTreeMap;
 
 use crate::checker::check;
 use crate::disk::Disk;
@@ -19,6 +17,7 @@ use crate::pairs::Evicts;
 use crate::pause::Pauses;
 use crate::plan::Plan;
 use crate::repeat::Repeats;
+use crate::sim;
 use crate::store::Stores;
 use crate::trouble::{PATIENCE, TROUBLE, Trouble};
 
@@ -107,29 +106,16 @@ impl World {
 
     /// Runs the simulation. Returns the history and all broken promises.
     pub(crate) fn run(self) -> (History, Vec<String>) {
-        // Delays between retries are drawn from here.
-        fastrand::seed(self.seed);
-        let mut sim = turmoil::Builder::new()
-            .rng_seed(self.seed)
-            .tick_duration(Duration::from_millis(5))
-            .min_message_latency(Duration::from_millis(1))
-            .max_message_latency(Duration::from_millis(12))
-            .simulation_duration(TROUBLE + 2 * PATIENCE)
-            .tcp_capacity(4096)
-            .build();
+        let mut sim = sim::make(self.seed, TROUBLE + 2 * PATIENCE);
         let names = self.hosts(&mut sim);
-        let outcome = Trouble::new(&self, names).let_happen(&mut sim);
+        let outcome = Trouble::new(&self, names).run(&mut sim);
         drop(sim);
         let mut wrong = Vec::new();
         if let Err(error) = outcome {
             wrong.push(error);
         } else {
             let sync = self.job.strategy.mode == Mode::Sync;
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_time()
-                .start_paused(true)
-                .build();
-            if let Some(saved) = runtime.unwrap().block_on(self.newest()) {
+            if let Some(saved) = sim::wait_for(self.newest()) {
                 self.history.add_at(u64::MAX, Event::Checkpoint(saved));
             }
             wrong.extend(check(&self.history, sync, &self.plan));

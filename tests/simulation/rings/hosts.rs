@@ -18,7 +18,7 @@ use worker::strategy::{self, Stores};
 use super::World;
 use super::history::Event;
 use super::model::Kept;
-use crate::hosts::{MEMBER_PATIENCE, PS, find_coordinator};
+use crate::hosts::{MEMBER_PATIENCE, PS, find_coordinator, outcome};
 use crate::network::{Simulated, incoming, registration};
 use crate::pause::Pause;
 
@@ -87,12 +87,7 @@ impl World {
                     let (steps, samples) = (summary.steps, summary.samples);
                     world.history.add(Event::Summary { steps, samples });
                 }
-                let outcome = match ended {
-                    Ok(summary) if summary.error.is_empty() => Ok(()),
-                    Ok(summary) => Err(summary.error),
-                    Err(error) => Err(error.to_string()),
-                };
-                world.ended("coordinator", outcome);
+                world.ended("coordinator", outcome(ended));
                 Ok(())
             }
         });

@@ -19,8 +19,6 @@ mod stages;
 mod trouble;
 mod values;
 
-use std::time::Duration;
-
 use shared_proto::job::{CrossDevice, Job, Mode, Momentum, Optimizer, StrategyName};
 
 use crate::disk::Disk;
@@ -28,6 +26,7 @@ use crate::drain::Drains;
 use crate::hosts::SHARDS;
 use crate::pause::Pauses;
 use crate::repeat::Repeats;
+use crate::sim;
 use crate::store::Stores;
 use checker::check;
 use gpus::Gpus;
@@ -39,9 +38,6 @@ use values::EPOCHS;
 
 /// The samples of a worker in a step.
 const BATCH: u32 = 2;
-
-/// The longest time that a message takes, except on a slow link.
-const LATENCY: Duration = Duration::from_millis(12);
 
 /// A simulation of one seed, with the data that outlives its processes.
 #[derive(Clone)]
@@ -105,31 +101,17 @@ impl World {
 
     /// Runs the simulation. Returns the history and all broken promises.
     pub(crate) fn run(self) -> (History, Vec<String>) {
-        // Delays between retries are drawn from here.
-        fastrand::seed(self.seed);
-        let mut sim = turmoil::Builder::new()
-            .rng_seed(self.seed)
-            .tick_duration(Duration::from_millis(5))
-            .min_message_latency(Duration::from_millis(1))
-            .max_message_latency(LATENCY)
-            .simulation_duration(TROUBLE + 2 * PATIENCE)
-            .tcp_capacity(4096)
-            .build();
+        let mut sim = sim::make(self.seed, TROUBLE + 2 * PATIENCE);
         let names = self.hosts(&mut sim);
-        let outcome = Trouble::new(&self, names).let_happen(&mut sim);
+        let outcome = Trouble::new(&self, names).run(&mut sim);
         drop(sim);
         if let Err(error) = outcome {
             let mut wrong = check(&self.history, &[], &self.plan);
             wrong.push(error);
             return (self.history, wrong);
         }
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build();
         let store = self.stores.plain();
-        let saved = runtime.unwrap().block_on(Saved::all(&store, &self.plan));
-        let wrong = match saved {
+        let wrong = match sim::wait_for(Saved::all(&store, &self.plan)) {
             Ok(saved) => check(&self.history, &saved, &self.plan),
             Err(wrong) => vec![wrong],
         };

@@ -192,7 +192,7 @@ impl Replica for Kept {
         Prepared::new(positions, wants.collect())
     }
 
-    async fn take_in(&self, parts: Vec<Part>) {
+    async fn load(&self, parts: Vec<Part>) {
         let mut own = self.own.lock().unwrap();
         for part in parts {
             let values = part.values.to_vec();

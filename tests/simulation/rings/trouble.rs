@@ -8,8 +8,9 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use turmoil::Sim;
 
+use super::World;
 use super::history::Event;
-use super::{LATENCY, World};
+use crate::sim::LATENCY;
 use crate::store::Mood;
 
 /// The time in which faults begin, and the longest time that the job may take after it, both simulated.
@@ -98,7 +99,7 @@ impl<'w> Trouble<'w> {
     }
 
     /// Causes and mends faults for [`TROUBLE`], and then lets the job finish.
-    pub(crate) fn let_happen(mut self, sim: &mut Sim<'_>) -> Result<(), String> {
+    pub(crate) fn run(mut self, sim: &mut Sim<'_>) -> Result<(), String> {
         loop {
             let now = sim.elapsed();
             self.mend_what_is_due(sim);
@@ -107,7 +108,7 @@ impl<'w> Trouble<'w> {
             }
             if now >= self.next && now < TROUBLE {
                 self.next = now + Duration::from_millis(self.rng.random_range(100..2500));
-                if let Some(mend) = self.befall(sim) {
+                if let Some(mend) = self.inject_fault(sim) {
                     self.to_mend.push(mend);
                 }
             }
@@ -230,7 +231,7 @@ impl<'w> Trouble<'w> {
     }
 
     /// Causes one fault. Returns its end, if it has one.
-    fn befall(&mut self, sim: &mut Sim<'_>) -> Option<(Duration, Mend)> {
+    fn inject_fault(&mut self, sim: &mut Sim<'_>) -> Option<(Duration, Mend)> {
         let kind = *self.kinds().choose(&mut self.rng)?;
         match kind {
             Kind::Crash => {
