@@ -57,7 +57,7 @@ fn the_first_command_trains_and_its_run_can_be_evaluated_again() {
 
     for file in [
         "metrics.jsonl",
-        "curves.svg",
+        "report.html",
         "job.toml",
         "model.safetensors",
         "summary.json",

@@ -55,7 +55,7 @@ fn ctrl_c_keeps_what_was_done_and_the_run_goes_on_from_there() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(130), "{said}");
         eventually(|| processes.iter().all(|process| !exists(*process)));
-        for file in ["summary.json", "model.safetensors", "curves.svg"] {
+        for file in ["summary.json", "model.safetensors", "report.html"] {
             assert!(run.join(file).exists(), "{file} is missing: {said}");
         }
         let summary: Value = serde_json::from_slice(&output.stdout).unwrap();

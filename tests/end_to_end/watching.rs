@@ -74,12 +74,18 @@ fn a_run_that_has_ended_has_a_report() {
     assert_eq!(evaluations.len(), 2);
     assert_eq!(evaluations[1]["metrics"]["loss"], summary["test_loss"]);
     assert!(data["settings"].as_str().unwrap().contains("epochs = 2"));
-    // `plot` writes it again.
+    // `report` writes it again.
     std::fs::remove_file(&report).unwrap();
-    let output = program().run(&["plot", run.to_str().unwrap()]);
+    let output = program().run(&["report", run.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         said.contains("report.html") && report.exists(),
         "{output:?}"
+    );
+    let none = program().run(&["report", dir.path().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(
+        !none.status.success() && said.contains("has not ended"),
+        "{said}"
     );
 }

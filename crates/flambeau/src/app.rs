@@ -13,7 +13,7 @@ use crate::error::CommandError;
 use crate::scorer::{Scorer, Scoring};
 use crate::{
     bench, certs, checkpoint, describe, devices, eval, evaluator, find_learning_rate, job, jobs,
-    plot, predict, status, table, tf_task, train,
+    predict, report, status, table, tf_task, train,
 };
 
 /// Distributed training for candle.
@@ -38,8 +38,8 @@ enum Command {
     FindLearningRate(find_learning_rate::Arguments),
     /// Write the predictions of a run's final or best weights as CSV or Parquet.
     Predict(predict::Arguments),
-    /// Draw the loss and accuracy of a run.
-    Plot(plot::Arguments),
+    /// Write the report of a run: its curves, summary and settings as a page.
+    Report(report::Arguments),
     /// Show the state of a cluster.
     Status(status::Arguments),
     /// Add a job to the queue of a long-lived cluster.
@@ -177,7 +177,7 @@ impl App {
                 finish(find_learning_rate::run(arguments, &registry))
             }
             Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
-            Command::Plot(arguments) => finish(plot::run(&arguments)),
+            Command::Report(arguments) => finish(report::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),
             Command::Submit(arguments) => finish(jobs::submit(arguments)),
             Command::Jobs(arguments) => finish(jobs::list(&arguments)),

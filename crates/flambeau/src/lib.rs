@@ -95,7 +95,7 @@
 // - `jobs`: the jobs of a long-lived cluster
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `evaluator`: evaluates checkpoints beside the training; `find_learning_rate`: tries learning rates before it
-// - `eval`, `plot`, `report`, `metrics`: a run's model, curves, report and records after its end
+// - `eval`, `report`, `metrics`: a run's model, report and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
 // - `tf_task`: the process that `TF_CONFIG` describes

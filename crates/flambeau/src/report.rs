@@ -1,13 +1,31 @@
 //! `report.html` of a run: its curves, its summary and its settings, as one file that a browser shows without a network.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use coordinator::History;
-use daemon::clusters;
+use daemon::{clusters, outln};
 use serde_json::{Value, json};
 use shared_proto::job::{Job, run_dir};
 
 use crate::error::CommandError;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// The run directory of a job that has ended.
+    run_dir: PathBuf,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let dir = &arguments.run_dir;
+    if !write(dir)? {
+        let missing = io::Error::other("the run has not ended, or this is no run directory");
+        return Err(CommandError::file(&dir.join(run_dir::SUMMARY))(missing));
+    }
+    outln!("{}", dir.join(run_dir::REPORT).display());
+    Ok(())
+}
 
 /// Writes the report of a run. Returns whether there is one: a run that has not ended has no summary.
 pub(crate) fn write(dir: &Path) -> Result<bool, CommandError> {

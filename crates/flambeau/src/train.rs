@@ -30,7 +30,7 @@ use self::outcome::{Outcome, json, next, next_dir, shown, stale, table};
 use crate::cluster::{Plan, Roles, Transport};
 use crate::command::{JobArguments, block_on};
 use crate::error::CommandError;
-use crate::{plot, report};
+use crate::report;
 
 /// The number of parameter servers of a job that gives none.
 const DEFAULT_PS: u32 = 2;
@@ -173,7 +173,6 @@ fn begin(job: Job, arguments: Arguments, registry: &Registry) -> Result<(), Comm
         http: arguments.http,
     };
     let outcome = train(job, plan, Watch::quiet(arguments.quiet))?;
-    plot::draw(&outcome.run_dir)?;
     report::write(&outcome.run_dir)?;
     let summary = &outcome.summary;
     let stopped = summary.stopped.then(|| CommandError::Stopped {

@@ -425,8 +425,6 @@ pub mod run_dir {
     pub const CHECKPOINTS: &str = "checkpoints";
     /// The state from which a restarted coordinator resumes.
     pub const STATE: &str = "coordinator.state";
-    /// The curves of loss and accuracy as a picture.
-    pub const CURVES: &str = "curves.svg";
     /// The curves, the summary and the settings as a page for a browser.
     pub const REPORT: &str = "report.html";
     /// The beginning of the names of TensorBoard's event files.
