@@ -24,7 +24,7 @@ fn what_is_wrong_is_found_before_anything_is_made() {
             &["--data", "mnist", "--data-dir", "/nowhere"],
             "/nowhere has no train-images-idx3-ubyte",
         ),
-        (&["--learning-rate", "-1"], "is -1, but must be positive"),
+        (&["--learning-rate", "-1"], "is -1.0, but must be positive"),
         (&["--clip-norm", "-1"], "`clip_norm` is -1.0, but"),
         (&["--steps", "0"], "`steps` is 0, but must be"),
         (&["--data", "mnist"], "`data.dir` is absent; it must"),

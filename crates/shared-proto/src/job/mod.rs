@@ -8,6 +8,7 @@ mod monitor;
 mod objective;
 mod optimizer;
 mod read;
+mod require;
 mod strategy;
 mod table;
 mod tables;

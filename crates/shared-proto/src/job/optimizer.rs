@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::JobError;
+use super::require::{Shown, require};
 
 macro_rules! settings {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
@@ -119,24 +120,66 @@ settings! {
     }
 }
 
-/// An optimizer and its settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "lowercase")]
-pub enum Optimizer {
+macro_rules! optimizers {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// An optimizer and its settings.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "name")]
+        pub enum Optimizer {
+            $($(#[$doc])* #[serde(rename = $name)] $kind($kind),)*
+        }
+
+        impl Optimizer {
+            /// The names by which optimizers are chosen.
+            pub const NAMES: [&'static str; [$($name),*].len()] = [$($name),*];
+
+            /// Returns the optimizer of that name with its default settings.
+            pub fn named(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Self::$kind($kind::default())),)*
+                    _ => None,
+                }
+            }
+
+            /// Returns the name by which it is chosen.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$kind(_) => $name,)*
+                }
+            }
+
+            /// Returns the learning rate before any schedule.
+            pub fn learning_rate(&self) -> f32 {
+                match self {
+                    $(Self::$kind(settings) => settings.learning_rate,)*
+                }
+            }
+
+            /// Returns the learning rate before any schedule, to be set.
+            pub fn learning_rate_mut(&mut self) -> &mut f32 {
+                match self {
+                    $(Self::$kind(settings) => &mut settings.learning_rate,)*
+                }
+            }
+        }
+    };
+}
+
+optimizers! {
     /// Stochastic gradient descent.
-    Sgd(Sgd),
+    Sgd = "sgd",
     /// Gradient descent with momentum.
-    Momentum(Momentum),
+    Momentum = "momentum",
     /// Adagrad.
-    Adagrad(Adagrad),
+    Adagrad = "adagrad",
     /// RMSProp.
-    RmsProp(RmsProp),
+    RmsProp = "rmsprop",
     /// Adam.
-    Adam(Adam),
+    Adam = "adam",
     /// Adam with decoupled weight decay.
-    AdamW(AdamW),
+    AdamW = "adamw",
     /// FTRL-Proximal.
-    Ftrl(Ftrl),
+    Ftrl = "ftrl",
 }
 
 impl Default for Optimizer {
@@ -146,25 +189,6 @@ impl Default for Optimizer {
 }
 
 impl Optimizer {
-    /// The names by which optimizers are chosen.
-    pub const NAMES: [&'static str; 7] = [
-        "sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw", "ftrl",
-    ];
-
-    /// Returns the optimizer of that name with its default settings.
-    pub fn named(name: &str) -> Option<Self> {
-        Some(match name {
-            "sgd" => Self::Sgd(Sgd::default()),
-            "momentum" => Self::Momentum(Momentum::default()),
-            "adagrad" => Self::Adagrad(Adagrad::default()),
-            "rmsprop" => Self::RmsProp(RmsProp::default()),
-            "adam" => Self::Adam(Adam::default()),
-            "adamw" => Self::AdamW(AdamW::default()),
-            "ftrl" => Self::Ftrl(Ftrl::default()),
-            _ => return None,
-        })
-    }
-
     /// Returns whether a step depends on the gradients of earlier ones in its direction.
     pub fn has_momentum(&self) -> bool {
         self.momentum() > 0.0
@@ -181,19 +205,6 @@ impl Optimizer {
         }
     }
 
-    /// Returns the name by which it is chosen.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Sgd(_) => "sgd",
-            Self::Momentum(_) => "momentum",
-            Self::Adagrad(_) => "adagrad",
-            Self::RmsProp(_) => "rmsprop",
-            Self::Adam(_) => "adam",
-            Self::AdamW(_) => "adamw",
-            Self::Ftrl(_) => "ftrl",
-        }
-    }
-
     /// Returns the number of values that a server keeps beside each weight.
     pub fn slots(&self) -> usize {
         match self {
@@ -204,32 +215,6 @@ impl Optimizer {
                 false => 1,
             },
             Self::Adam(_) | Self::AdamW(_) | Self::Ftrl(_) => 2,
-        }
-    }
-
-    /// Returns the learning rate before any schedule.
-    pub fn learning_rate(&self) -> f32 {
-        match self {
-            Self::Sgd(s) => s.learning_rate,
-            Self::Momentum(s) => s.learning_rate,
-            Self::Adagrad(s) => s.learning_rate,
-            Self::RmsProp(s) => s.learning_rate,
-            Self::Adam(s) => s.learning_rate,
-            Self::AdamW(s) => s.learning_rate,
-            Self::Ftrl(s) => s.learning_rate,
-        }
-    }
-
-    /// Returns the learning rate before any schedule, to be set.
-    pub fn learning_rate_mut(&mut self) -> &mut f32 {
-        match self {
-            Self::Sgd(s) => &mut s.learning_rate,
-            Self::Momentum(s) => &mut s.learning_rate,
-            Self::Adagrad(s) => &mut s.learning_rate,
-            Self::RmsProp(s) => &mut s.learning_rate,
-            Self::Adam(s) => &mut s.learning_rate,
-            Self::AdamW(s) => &mut s.learning_rate,
-            Self::Ftrl(s) => &mut s.learning_rate,
         }
     }
 
@@ -247,93 +232,60 @@ impl Optimizer {
     }
 
     pub(crate) fn validate(&self) -> Result<(), JobError> {
-        let positive: fn(f32) -> bool = |x| x.is_finite() && x > 0.0;
-        let not_negative: fn(f32) -> bool = |x| x.is_finite() && x >= 0.0;
-        let fraction: fn(f32) -> bool = |x| (0.0..1.0).contains(&x);
-        const POSITIVE: &str = "must be positive";
-        const NOT_NEGATIVE: &str = "must not be negative";
-        const FRACTION: &str = "must be at least 0 and less than 1";
-        type Check = (&'static str, f32, fn(f32) -> bool, &'static str);
+        let positive = |x: f32| x.is_finite() && x > 0.0;
+        let not_negative = |x: f32| x.is_finite() && x >= 0.0;
         let rate = self.learning_rate();
-        let mut checks: Vec<Check> = vec![("optimizer.learning_rate", rate, positive, POSITIVE)];
-        let decay = |x| ("optimizer.weight_decay", x, not_negative, NOT_NEGATIVE);
-        let epsilon = |x| ("optimizer.epsilon", x, positive, POSITIVE);
-        let accumulator = |x| {
-            (
-                "optimizer.initial_accumulator",
-                x,
-                not_negative,
-                NOT_NEGATIVE,
-            )
+        require!(positive(rate), "optimizer.learning_rate" => rate, "must be positive");
+        if let Some(decay) = self.clone().weight_decay_mut() {
+            require!(not_negative(*decay), "optimizer.weight_decay" => decay, "must not be negative");
+        }
+        let epsilon = |x: f32| {
+            require!(positive(x), "optimizer.epsilon" => x, "must be positive");
+            Ok(())
+        };
+        let momentum = |x: f32| {
+            require!((0.0..1.0).contains(&x), "optimizer.momentum" => x, "must be at least 0 and less than 1");
+            Ok(())
         };
         match self {
-            Self::Sgd(s) => checks.push(decay(s.weight_decay)),
-            Self::Momentum(s) => checks.extend([
-                decay(s.weight_decay),
-                ("optimizer.momentum", s.momentum, fraction, FRACTION),
-            ]),
-            Self::Adagrad(s) => checks.extend([
-                decay(s.weight_decay),
-                epsilon(s.epsilon),
-                accumulator(s.initial_accumulator),
-            ]),
-            Self::RmsProp(s) => checks.extend([
-                decay(s.weight_decay),
-                epsilon(s.epsilon),
-                ("optimizer.alpha", s.alpha, fraction, FRACTION),
-                ("optimizer.momentum", s.momentum, fraction, FRACTION),
-            ]),
+            Self::Sgd(_) => {}
+            Self::Momentum(s) => momentum(s.momentum)?,
+            Self::Adagrad(s) => {
+                epsilon(s.epsilon)?;
+                let first = s.initial_accumulator;
+                require!(not_negative(first), "optimizer.initial_accumulator" => first, "must not be negative");
+            }
+            Self::RmsProp(s) => {
+                epsilon(s.epsilon)?;
+                require!((0.0..1.0).contains(&s.alpha), "optimizer.alpha" => s.alpha, "must be at least 0 and less than 1");
+                momentum(s.momentum)?;
+            }
             Self::Adam(Adam {
                 beta1,
                 beta2,
                 epsilon: e,
-                weight_decay,
                 ..
             })
             | Self::AdamW(AdamW {
                 beta1,
                 beta2,
                 epsilon: e,
-                weight_decay,
                 ..
-            }) => checks.extend([
-                decay(*weight_decay),
-                epsilon(*e),
-                ("optimizer.beta1", *beta1, fraction, FRACTION),
-                ("optimizer.beta2", *beta2, fraction, FRACTION),
-            ]),
-            Self::Ftrl(s) => checks.extend([
+            }) => {
+                epsilon(*e)?;
+                require!((0.0..1.0).contains(beta1), "optimizer.beta1" => beta1, "must be at least 0 and less than 1");
+                require!((0.0..1.0).contains(beta2), "optimizer.beta2" => beta2, "must be at least 0 and less than 1");
+            }
+            Self::Ftrl(s) => {
                 // At zero, a weight with zero gradients would be divided by zero.
-                (
-                    "optimizer.initial_accumulator",
-                    s.initial_accumulator,
-                    positive,
-                    POSITIVE,
-                ),
-                ("optimizer.l1", s.l1, not_negative, NOT_NEGATIVE),
-                ("optimizer.l2", s.l2, not_negative, NOT_NEGATIVE),
-                (
-                    "optimizer.l2_shrinkage",
-                    s.l2_shrinkage,
-                    not_negative,
-                    NOT_NEGATIVE,
-                ),
-                ("optimizer.beta", s.beta, not_negative, NOT_NEGATIVE),
-                (
-                    "optimizer.learning_rate_power",
-                    -s.learning_rate_power,
-                    not_negative,
-                    "must not be positive (shown here negated)",
-                ),
-            ]),
-        }
-        for (field, value, ok, expected) in checks {
-            if !ok(value) {
-                return Err(JobError::Setting {
-                    field,
-                    value: value.to_string(),
-                    expected,
-                });
+                let first = s.initial_accumulator;
+                require!(positive(first), "optimizer.initial_accumulator" => first, "must be positive");
+                require!(not_negative(s.l1), "optimizer.l1" => s.l1, "must not be negative");
+                require!(not_negative(s.l2), "optimizer.l2" => s.l2, "must not be negative");
+                require!(not_negative(s.l2_shrinkage), "optimizer.l2_shrinkage" => s.l2_shrinkage, "must not be negative");
+                require!(not_negative(s.beta), "optimizer.beta" => s.beta, "must not be negative");
+                let power = s.learning_rate_power;
+                require!(not_negative(-power), "optimizer.learning_rate_power" => power, "must not be positive");
             }
         }
         Ok(())
@@ -387,35 +339,14 @@ impl Default for Schedule {
 
 impl Schedule {
     pub(super) fn validate(&self) -> Result<(), JobError> {
-        let wrong = |field, value: String, expected| {
-            Err(JobError::Setting {
-                field,
-                value,
-                expected,
-            })
-        };
-        if self.step_every == 0 {
-            return wrong("schedule.step_every", "0".to_owned(), "must be at least 1");
+        require!(self.step_every > 0, "schedule.step_every" => self.step_every, "must be at least 1");
+        let factor = self.step_factor;
+        require!(factor > 0.0 && factor <= 1.0, "schedule.step_factor" => factor, "must be above 0 and at most 1");
+        require!((0.0..=1.0).contains(&self.floor), "schedule.floor" => self.floor, "must lie between 0 and 1");
+        if let Some(total) = self.total_steps {
+            let warmup = self.warmup_steps;
+            require!(total > warmup, "schedule.total_steps" => total, "must be more than schedule.warmup_steps");
         }
-        if !(self.step_factor > 0.0 && self.step_factor <= 1.0) {
-            let value = self.step_factor.to_string();
-            return wrong(
-                "schedule.step_factor",
-                value,
-                "must be above 0 and at most 1",
-            );
-        }
-        if !(0.0..=1.0).contains(&self.floor) {
-            let value = self.floor.to_string();
-            return wrong("schedule.floor", value, "must lie between 0 and 1");
-        }
-        match self.total_steps {
-            Some(total) if total <= self.warmup_steps => wrong(
-                "schedule.total_steps",
-                total.to_string(),
-                "must be more than schedule.warmup_steps",
-            ),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

@@ -2,8 +2,7 @@
 
 mod strategy;
 
-use std::path::PathBuf;
-
+use super::require::{Shown, require};
 use super::{BatchNorm, Evaluations, Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
@@ -22,27 +21,8 @@ const MAX_PREFETCH: u32 = 1024;
 /// The most elements of the vector of a category.
 const MAX_EMBEDDING: usize = 1 << 16;
 
-/// A setting's value, formatted as in a job file.
-trait Shown {
-    fn shown(&self) -> String;
-}
-
-macro_rules! shown_as_in_the_file {
-    ($($kind:ty),*) => {
-        $(impl Shown for $kind {
-            fn shown(&self) -> String {
-                format!("{self:?}")
-            }
-        })*
-    };
-}
-
-shown_as_in_the_file!(String, PathBuf, Vec<usize>, u32, u64, f32, f64);
-
-impl<T: Shown> Shown for Option<T> {
-    fn shown(&self) -> String {
-        self.as_ref().map_or("absent".to_owned(), T::shown)
-    }
+fn is_positive(number: f64) -> bool {
+    number.is_finite() && number > 0.0
 }
 
 impl Job {
@@ -66,119 +46,65 @@ impl Job {
     /// # Errors
     /// Names the first setting that makes no sense.
     pub fn validate(&self) -> Result<(), JobError> {
-        let positive = |x: f64| x.is_finite() && x > 0.0;
-        let check = |ok: bool, field, value: &dyn Shown, expected| {
-            if ok {
-                return Ok(());
-            }
-            Err(JobError::Setting {
-                field,
-                value: value.shown(),
-                expected,
-            })
-        };
-        check(
-            !self.name.is_empty(),
-            "name",
-            &self.name,
-            "must not be empty",
-        )?;
-        check(
-            self.epochs > 0,
-            "epochs",
-            &self.epochs,
-            "must be at least 1",
-        )?;
-        check(
-            self.steps != Some(0),
-            "steps",
-            &self.steps,
-            "must be at least 1, or absent",
-        )?;
-        check(
-            self.batch_size > 0,
-            "batch_size",
-            &self.batch_size,
-            "must be at least 1",
-        )?;
-        check(
-            self.accumulate > 0,
-            "accumulate",
-            &self.accumulate,
-            "must be at least 1",
-        )?;
-        check(
-            self.log_every > 0,
-            "log_every",
-            &self.log_every,
-            "must be at least 1",
-        )?;
+        self.validate_training()?;
+        self.validate_data()?;
+        self.validate_model()?;
+        self.validate_strategy()?;
+        self.validate_cluster()?;
+        self.validate_checkpoint()?;
+        self.data.validate_columns()?;
+        if let Some(pictures) = &self.data.pictures {
+            pictures.validate()?;
+        }
+        self.objective.validate()?;
+        self.validate_monitors()?;
+        self.optimizer.validate()?;
+        for group in &self.groups {
+            group.validate(&self.optimizer)?;
+        }
+        for tables in &self.tables {
+            tables.validate()?;
+        }
+        self.schedule.validate()
+    }
+
+    fn validate_training(&self) -> Result<(), JobError> {
+        require!(!self.name.is_empty(), "name" => self.name, "must not be empty");
+        require!(self.epochs > 0, "epochs" => self.epochs, "must be at least 1");
+        require!(self.steps != Some(0), "steps" => self.steps, "must be at least 1, or absent");
+        require!(self.batch_size > 0, "batch_size" => self.batch_size, "must be at least 1");
+        require!(self.accumulate > 0, "accumulate" => self.accumulate, "must be at least 1");
+        require!(self.log_every > 0, "log_every" => self.log_every, "must be at least 1");
         let clip = self.clip_norm;
-        check(
-            clip.is_none_or(|c| positive(c.into())),
-            "clip_norm",
-            &clip,
-            "must be positive, or absent",
-        )?;
+        require!(clip.is_none_or(|c| is_positive(c.into())), "clip_norm" => clip, "must be positive, or absent");
         let clip = self.clip_value;
-        check(
-            clip.is_none_or(|c| positive(c.into())),
-            "clip_value",
-            &clip,
-            "must be positive, or absent",
-        )?;
+        require!(clip.is_none_or(|c| is_positive(c.into())), "clip_value" => clip, "must be positive, or absent");
         let ema = self.ema_decay;
-        check(
+        require!(
             ema.is_none_or(|decay| decay > 0.0 && decay < 1.0),
-            "ema_decay",
-            &ema,
-            "must lie between 0 and 1, or be absent",
-        )?;
+            "ema_decay" => ema, "must lie between 0 and 1, or be absent"
+        );
+        Ok(())
+    }
+
+    fn validate_data(&self) -> Result<(), JobError> {
         let data = &self.data;
         let held_out = data.held_out;
-        check(
-            held_out > 0.0 && held_out < 1.0,
-            "data.held_out",
-            &held_out,
-            "must lie between 0 and 1",
-        )?;
-        check(
-            data.prefetch <= MAX_PREFETCH,
-            "data.prefetch",
-            &data.prefetch,
-            "must be at most 1024",
-        )?;
-        check(
+        require!(held_out > 0.0 && held_out < 1.0, "data.held_out" => held_out, "must lie between 0 and 1");
+        require!(data.prefetch <= MAX_PREFETCH, "data.prefetch" => data.prefetch, "must be at most 1024");
+        require!(
             (1..=MOST_SHUFFLED).contains(&data.shuffle_mebibytes),
-            "data.shuffle_mebibytes",
-            &data.shuffle_mebibytes,
-            "must be at least 1 and at most 65536",
-        )?;
-        check(
-            !data.kind.is_empty(),
-            "data.kind",
-            &data.kind,
-            "must not be empty",
-        )?;
+            "data.shuffle_mebibytes" => data.shuffle_mebibytes, "must be at least 1 and at most 65536"
+        );
+        require!(!data.kind.is_empty(), "data.kind" => data.kind, "must not be empty");
+        Ok(())
+    }
+
+    fn validate_model(&self) -> Result<(), JobError> {
         let model = &self.model;
-        check(
-            !model.name.is_empty(),
-            "model.name",
-            &model.name,
-            "must not be empty",
-        )?;
-        check(
-            !model.hidden.contains(&0),
-            "model.hidden",
-            &model.hidden,
-            "no layer may be empty",
-        )?;
-        check(
-            !model.channels.contains(&0),
-            "model.channels",
-            &model.channels,
-            "no layer may be empty",
-        )?;
+        require!(!model.name.is_empty(), "model.name" => model.name, "must not be empty");
+        require!(!model.hidden.contains(&0), "model.hidden" => model.hidden, "no layer may be empty");
+        require!(!model.channels.contains(&0), "model.channels" => model.channels, "no layer may be empty");
         let bad = |text: &&String| !groups::is_pattern(text);
         if let Some(text) = model.init_except.iter().find(bad) {
             return Err(JobError::Setting {
@@ -196,12 +122,14 @@ impl Job {
                 advice: "leave it out, or name a file with initial values",
             });
         }
-        check(
+        require!(
             (1..=MAX_EMBEDDING).contains(&model.embedding),
-            "model.embedding",
-            &(model.embedding as u64),
-            "must be at least 1 and at most 65536",
-        )?;
+            "model.embedding" => (model.embedding as u64), "must be at least 1 and at most 65536"
+        );
+        Ok(())
+    }
+
+    fn validate_strategy(&self) -> Result<(), JobError> {
         let Strategy {
             name,
             mode,
@@ -227,97 +155,68 @@ impl Job {
                 advice: "leave it out, or use \"multi-worker-mirrored\", \"hybrid\" or \"model-parallel\"",
             });
         }
-        check(
+        require!(
             optimizer_copies != Some(0),
-            "strategy.optimizer_copies",
-            &optimizer_copies,
-            "must be at least 1, or absent",
-        )?;
-        check(
+            "strategy.optimizer_copies" => optimizer_copies, "must be at least 1, or absent"
+        );
+        require!(
             name.has_servers() || mode == Mode::Sync,
-            "strategy.mode",
-            &mode.name().to_owned(),
-            "must be \"sync\", or absent, for strategies without parameter servers",
-        )?;
+            "strategy.mode" => mode.name().to_owned(), "must be \"sync\", or absent, for strategies without parameter servers"
+        );
         self.validate_buckets()?;
         self.strategy.validate_stages()?;
         self.strategy.validate_pipeline()?;
         self.strategy.validate_correction()?;
         self.strategy.validate_cross_device()?;
-        let cluster = &self.cluster;
+        Ok(())
+    }
+
+    fn validate_cluster(&self) -> Result<(), JobError> {
+        let (cluster, name) = (&self.cluster, self.strategy.name);
         let shards = cluster
             .ps
             .is_none_or(|ps| (1..=MOST_SERVERS).contains(&(ps as usize)));
-        check(
-            shards,
-            "cluster.ps",
-            &cluster.ps,
-            "must lie between 1 and 65536, or be absent",
-        )?;
-        check(
-            cluster.workers != Some(0),
-            "cluster.workers",
-            &cluster.workers,
-            "must be at least 1, or absent",
-        )?;
+        require!(shards, "cluster.ps" => cluster.ps, "must lie between 1 and 65536, or be absent");
+        require!(cluster.workers != Some(0), "cluster.workers" => cluster.workers, "must be at least 1, or absent");
         self.validate_stage_workers()?;
         self.validate_backup_workers()?;
-        check(
+        require!(
             !name.has_one_worker() || cluster.workers.is_none_or(|workers| workers == 1),
-            "cluster.workers",
-            &cluster.workers,
-            "must be 1, or absent, for the strategies mirrored, central-storage and one-device",
-        )?;
+            "cluster.workers" => cluster.workers, "must be 1, or absent, for the strategies mirrored, central-storage and one-device"
+        );
         let lease = cluster.lease_seconds;
-        check(
-            (0.1..=3600.0).contains(&lease),
-            "cluster.lease_seconds",
-            &lease,
-            "must lie between 0.1 and 3600",
-        )?;
+        require!((0.1..=3600.0).contains(&lease), "cluster.lease_seconds" => lease, "must lie between 0.1 and 3600");
         let stall = cluster.stall_seconds;
-        check(
+        require!(
             (lease..=LONGEST_SECONDS).contains(&stall),
-            "cluster.stall_seconds",
-            &stall,
-            "must lie between cluster.lease_seconds and 2592000 (30 days)",
-        )?;
+            "cluster.stall_seconds" => stall, "must lie between cluster.lease_seconds and 2592000 (30 days)"
+        );
+        Ok(())
+    }
+
+    fn validate_checkpoint(&self) -> Result<(), JobError> {
         let checkpoint = &self.checkpoint;
-        check(
-            positive(checkpoint.every_seconds) && checkpoint.every_seconds <= LONGEST_SECONDS,
-            "checkpoint.every_seconds",
-            &checkpoint.every_seconds,
-            "must be positive, and at most 2592000 (30 days)",
-        )?;
-        check(
+        require!(
+            is_positive(checkpoint.every_seconds) && checkpoint.every_seconds <= LONGEST_SECONDS,
+            "checkpoint.every_seconds" => checkpoint.every_seconds, "must be positive, and at most 2592000 (30 days)"
+        );
+        require!(
             checkpoint.every_steps != Some(0),
-            "checkpoint.every_steps",
-            &checkpoint.every_steps,
-            "must be at least 1, or absent",
-        )?;
-        check(
-            checkpoint.keep > 0,
-            "checkpoint.keep",
-            &checkpoint.keep,
-            "must be at least 1",
-        )?;
-        check(
+            "checkpoint.every_steps" => checkpoint.every_steps, "must be at least 1, or absent"
+        );
+        require!(checkpoint.keep > 0, "checkpoint.keep" => checkpoint.keep, "must be at least 1");
+        require!(
             checkpoint.increments <= MOST_INCREMENTS,
-            "checkpoint.increments",
-            &checkpoint.increments,
-            "must be at most 64",
-        )?;
-        check(
+            "checkpoint.increments" => checkpoint.increments, "must be at most 64"
+        );
+        require!(
             checkpoint.snapshot_mebibytes > 0,
-            "checkpoint.snapshot_mebibytes",
-            &checkpoint.snapshot_mebibytes,
-            "must be at least 1",
-        )?;
-        self.data.validate_columns()?;
-        if let Some(pictures) = &self.data.pictures {
-            pictures.validate()?;
-        }
-        self.objective.validate()?;
+            "checkpoint.snapshot_mebibytes" => checkpoint.snapshot_mebibytes, "must be at least 1"
+        );
+        Ok(())
+    }
+
+    fn validate_monitors(&self) -> Result<(), JobError> {
         let monitors = [
             ("early_stopping", self.early_stopping.is_some()),
             ("plateau", self.plateau.is_some()),
@@ -344,13 +243,6 @@ impl Job {
         if let Some(best) = &self.best {
             best.validate()?;
         }
-        self.optimizer.validate()?;
-        for group in &self.groups {
-            group.validate(&self.optimizer)?;
-        }
-        for tables in &self.tables {
-            tables.validate()?;
-        }
-        self.schedule.validate()
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Checks of a job's strategy.
 
-use super::Shown;
+use crate::job::require::Shown;
 use crate::job::{
     BatchNorm, Correction, CrossDevice, Job, JobError, Mode, Strategy, StrategyName, Wire,
 };
