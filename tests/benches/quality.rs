@@ -223,8 +223,8 @@ impl Replica for Timed {
         })
     }
 
-    async fn take_in(&self, parts: Vec<Part>) {
-        at_once(self.model.take_in(parts));
+    async fn load(&self, parts: Vec<Part>) {
+        at_once(self.model.load(parts));
     }
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {

@@ -78,13 +78,18 @@ impl Scene {
     }
 
     async fn session(&self) -> Session {
-        self.hostile.open(&self.map.shards[0].address).await
+        self.hostile
+            .open(self.map.shards[0].server.address().unwrap())
+            .await
     }
 
     /// Checks that the weights have `pushes` pushes, that the honest worker can push once more, and that the
     /// server holds little.
     async fn is_well(&mut self, pushes: u16) {
-        let mut session = self.honest.open(&self.map.shards[0].address).await;
+        let mut session = self
+            .honest
+            .open(self.map.shards[0].server.address().unwrap())
+            .await;
         let pull = self.honest.pull(0, &[W]);
         let weights = session.weights(pull).await.remove(0);
         assert_eq!(weights, (vec![-f32::from(pushes); 4], u64::from(pushes)));
@@ -171,7 +176,7 @@ async fn a_block_is_named_once_in_every_message() {
     let cluster = Cluster::start(program(), JOB, 1);
     let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
     let map = peer.shard_map(&[variable("w", 4)]).await;
-    let mut session = peer.open(&map.shards[0].address).await;
+    let mut session = peer.open(map.shards[0].server.address().unwrap()).await;
     let part = wire::BlockPayload {
         block: Some(W),
         payload: Some(payload::dense(payload::to_bytes(&[0.0; 4]))),
@@ -186,7 +191,7 @@ async fn a_block_is_named_once_in_every_message() {
     };
     twice(session.refused(Kind::Initialize(initialize)).await);
     peer.initialize(&map, 0.0).await;
-    let mut session = peer.open(&map.shards[0].address).await;
+    let mut session = peer.open(map.shards[0].server.address().unwrap()).await;
     let pull = peer.pull(0, &[W]);
     session.weights(pull).await;
     let ask = wire::AskOutcome {
@@ -213,7 +218,8 @@ async fn a_worker_has_one_session_and_a_connection_few_streams() {
     second.weights(pull).await;
 
     // The connection lets only a few silent streams begin.
-    let endpoint = Security::default().endpoint(&scene.map.shards[0].address, Role::Ps);
+    let endpoint =
+        Security::default().endpoint(scene.map.shards[0].server.address().unwrap(), Role::Ps);
     let client = ParameterServerClient::new(endpoint.unwrap().connect().await.unwrap());
     let open = |_| {
         let mut client = client.clone();
@@ -247,7 +253,10 @@ fn the_session_of_an_aborted_call_ends_early(scene: &Scene) -> bool {
         view: u64::MAX,
         ..scene.hostile.hello()
     };
-    let (peer, address) = (scene.hostile.clone(), scene.map.shards[0].address.clone());
+    let (peer, address) = (
+        scene.hostile.clone(),
+        scene.map.shards[0].server.address().unwrap().to_owned(),
+    );
     let call = tokio::spawn(async move { peer.try_open(&address, hello).await });
     tests::eventually(|| scene.sessions() >= 1.0 || call.is_finished());
     call.abort();

@@ -50,7 +50,7 @@ impl Scene {
         let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
         let map = peer.shard_map(&[variable("w", 4)]).await;
         peer.initialize(&map, 0.0).await;
-        let session = peer.open(&map.shards[0].address).await;
+        let session = peer.open(map.shards[0].server.address().unwrap()).await;
         let mut scene = Self {
             cluster,
             peer,
@@ -85,7 +85,10 @@ async fn a_push_sent_twice_is_applied_once() {
         assert_eq!(acknowledged.blocks.len(), 1);
     }
     // Over another stream too, and though a later one has been applied since.
-    scene.session = scene.peer.open(&scene.map.shards[0].address).await;
+    scene.session = scene
+        .peer
+        .open(scene.map.shards[0].server.address().unwrap())
+        .await;
     for push in [push, later] {
         let answer = scene.session.ask(Kind::Push(push)).await;
         assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
@@ -164,7 +167,10 @@ async fn a_message_over_the_limit_ends_the_session_and_changes_nothing() {
     let refusal = Refusal::from_status(&ended).unwrap();
     assert_eq!(refusal.reason, Reason::Oversized);
     assert!(refusal.message.contains("worker-0"), "{refusal}");
-    scene.session = scene.peer.open(&scene.map.shards[0].address).await;
+    scene.session = scene
+        .peer
+        .open(scene.map.shards[0].server.address().unwrap())
+        .await;
     assert_eq!(scene.weights().await, (vec![0.0; 4], 0));
 }
 
@@ -194,7 +200,7 @@ async fn sessions_of_another_version_job_or_life_are_refused() {
         change(&mut hello);
         let Err(status) = scene
             .peer
-            .try_open(&scene.map.shards[0].address, hello)
+            .try_open(scene.map.shards[0].server.address().unwrap(), hello)
             .await
         else {
             panic!("it was let in");
@@ -307,7 +313,7 @@ async fn a_worker_that_does_not_read_is_held_back() {
     let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
     let map = peer.shard_map(&[variable("w", ELEMENTS as u64)]).await;
     peer.initialize(&map, 0.0).await;
-    let mut session = peer.open(&map.shards[0].address).await;
+    let mut session = peer.open(map.shards[0].server.address().unwrap()).await;
     let resident = || {
         let metrics = cluster.ps[0].http("/metrics");
         let line = metrics
@@ -334,7 +340,7 @@ async fn a_worker_that_does_not_read_is_held_back() {
     // The server does not need much memory for many answers of a few bytes either.
     let mut other = Peer::join(&cluster.coordinator.address(), "y").await;
     other.shard_map(&[variable("w", ELEMENTS as u64)]).await;
-    let mut silent = other.open(&map.shards[0].address).await;
+    let mut silent = other.open(map.shards[0].server.address().unwrap()).await;
     for _ in 0..20_000 {
         let unknown = other.pull(
             0,
@@ -367,7 +373,7 @@ async fn bytes_that_are_no_protocol_do_no_harm() {
     use tokio::io::AsyncWriteExt;
     let mut scene = Scene::new().await;
     for address in [
-        scene.map.shards[0].address.clone(),
+        scene.map.shards[0].server.address().unwrap().to_owned(),
         scene.cluster.coordinator.address(),
     ] {
         for garbage in [

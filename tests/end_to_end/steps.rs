@@ -34,7 +34,9 @@ lease_seconds = 3.0
 /// Pushes the gradient of step 0 to these blocks, and keeps the receipts.
 async fn stage(peer: &mut Peer, map: &ShardMap, blocks: &[(BlockId, u32)], gradient: f32) {
     for (id, shard) in blocks {
-        let mut session = peer.open(&map.shards[*shard as usize].address).await;
+        let mut session = peer
+            .open(map.shards[*shard as usize].server.address().unwrap())
+            .await;
         let push = peer.push(0, &[((*id).into(), vec![gradient; 3])]);
         let answer = session.ask(Kind::Push(push)).await;
         let Answer::Acknowledged(acknowledged) = answer else {
@@ -83,7 +85,9 @@ async fn a_worker_killed_in_a_sync_step_counts_on_all_shards_or_on_none() {
         stays.finish(&split).await.unwrap();
         let mut pulled = Vec::new();
         for (id, shard) in &blocks {
-            let mut session = stays.open(&map.shards[*shard as usize].address).await;
+            let mut session = stays
+                .open(map.shards[*shard as usize].server.address().unwrap())
+                .await;
             let pull = stays.pull(1, &[(*id).into()]);
             session.send(Kind::Pull(pull)).await;
             loop {
@@ -139,7 +143,9 @@ async fn a_worker_that_finishes_without_a_push_is_evicted_alone() {
         // The other worker's step is committed without it, and both servers live.
         good.finish(&split).await.unwrap();
         for (id, shard) in &blocks {
-            let mut session = good.open(&map.shards[*shard as usize].address).await;
+            let mut session = good
+                .open(map.shards[*shard as usize].server.address().unwrap())
+                .await;
             let pull = good.pull(1, &[(*id).into()]);
             assert_eq!(session.weights(pull).await, [(vec![-1.0; 3], 1)]);
         }
@@ -158,7 +164,9 @@ async fn a_dead_initialisers_successor_starts_over() {
     let map = first.shard_map(&variables).await;
     // The worker sends half of the values, and dies. Another process with its identity takes its place.
     let (id, shard) = map.blocks().next().unwrap();
-    let mut session = first.open(&map.shards[shard as usize].address).await;
+    let mut session = first
+        .open(map.shards[shard as usize].server.address().unwrap())
+        .await;
     let initialize = shared_proto::wire::Initialize {
         origin: Some(first.next(0)),
         blocks: vec![shared_proto::wire::BlockPayload {
@@ -174,14 +182,18 @@ async fn a_dead_initialisers_successor_starts_over() {
     second.shard_map(&variables).await;
 
     // Nothing is handed out until the coordinator has marked the values as complete.
-    let mut session = second.open(&map.shards[shard as usize].address).await;
+    let mut session = second
+        .open(map.shards[shard as usize].server.address().unwrap())
+        .await;
     let pull = second.pull(0, &[id.into()]);
     let (reason, _) = session.refused(Kind::Pull(pull)).await;
     assert_eq!(reason, shared_proto::refusal::Reason::NotInitialized);
 
     second.initialize(&map, 5.0).await;
     for (id, shard) in map.blocks() {
-        let mut session = second.open(&map.shards[shard as usize].address).await;
+        let mut session = second
+            .open(map.shards[shard as usize].server.address().unwrap())
+            .await;
         let pull = second.pull(0, &[id.into()]);
         assert_eq!(session.weights(pull).await, [(vec![5.0; 3], 0)]);
     }

@@ -211,7 +211,9 @@ impl Peer {
             // The rows of tables need no initial values.
             let Ok(range) = map.range(id) else { continue };
             let values = vec![value; range.len()];
-            let mut session = self.open(&map.shards[shard as usize].address).await;
+            let mut session = self
+                .open(map.shards[shard as usize].server.address().unwrap())
+                .await;
             let initialize = wire::Initialize {
                 origin: Some(self.next(0)),
                 blocks: vec![wire::BlockPayload {

@@ -186,13 +186,57 @@ impl Cluster {
             self.must_persist();
             return Ok(false);
         }
+        let evaluation = self.check_evaluation(task, &report)?;
+        if let Some(missing) = self.missing_metric(&report) {
+            self.fail(now, missing);
+            return Ok(false);
+        }
+        self.durable.evaluations.at_work = None;
+        self.records.push_back(Record::Evaluation {
+            seconds: self.seconds(now),
+            epoch: report.data_epoch.saturating_add(1),
+            steps: self.durable.training.tally.steps,
+            samples: report.samples,
+            metrics: report.metrics.clone().into_iter().collect(),
+        });
+        self.durable.evaluations.reported = Some((data_epoch, task));
+        let report = SavedEvaluation::from(report);
+        self.lower_rate_on_plateau(now, &report);
+        self.durable.evaluations.add(report);
+        self.must_persist();
+        if !evaluation.last {
+            self.consider_stopping();
+        }
+        if evaluation.last && self.saving.place.is_some() {
+            self.durable.checkpoints.end();
+            self.save_if_due(now);
+        } else if evaluation.last {
+            self.end_well(now);
+        } else {
+            self.schedule_last_evaluation();
+        }
+        if self.in_lock_step() {
+            self.plan_step(now);
+        }
+        Ok(true)
+    }
+
+    /// Returns the evaluation of which a worker reports the result.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`] or [`Reason::Malformed`], as [`Self::evaluated`] says.
+    fn check_evaluation(
+        &self,
+        task: Task,
+        report: &wire::EvaluationReport,
+    ) -> Result<Evaluation, Refusal> {
         if !report.metrics.contains_key("loss") {
             return Err(Refusal::new(
                 Reason::Malformed,
                 format!("the evaluation of {task} has no metric \"loss\"; each has one"),
             ));
         }
-        let mine = |e: &Evaluation| e.task == task && e.data_epoch == data_epoch;
+        let mine = |e: &Evaluation| e.task == task && e.data_epoch == report.data_epoch;
         let at_work = self.durable.evaluations.at_work;
         let Some(evaluation) = at_work.filter(mine) else {
             return Err(Refusal::new(
@@ -212,20 +256,11 @@ impl Cluster {
                 ),
             ));
         }
-        if let Some(missing) = self.missing_metric(&report) {
-            self.fail(now, missing);
-            return Ok(false);
-        }
-        self.durable.evaluations.at_work = None;
-        self.records.push_back(Record::Evaluation {
-            seconds: self.seconds(now),
-            epoch: report.data_epoch.saturating_add(1),
-            steps: self.durable.training.tally.steps,
-            samples: report.samples,
-            metrics: report.metrics.clone().into_iter().collect(),
-        });
-        self.durable.evaluations.reported = Some((data_epoch, task));
-        let report = SavedEvaluation::from(report);
+        Ok(evaluation)
+    }
+
+    /// Lowers the learning rate if this result shows a plateau.
+    fn lower_rate_on_plateau(&mut self, now: Instant, report: &SavedEvaluation) {
         if let Some(why) = self.monitor(report.measured()) {
             let factor = self.learning_rate_factor();
             tracing::info!(factor, "the learning rate falls: {why}");
@@ -237,23 +272,6 @@ impl Cluster {
                 why,
             });
         }
-        self.durable.evaluations.add(report);
-        self.must_persist();
-        if !evaluation.last {
-            self.consider_stopping();
-        }
-        if evaluation.last && self.saving.place.is_some() {
-            self.durable.checkpoints.end();
-            self.save_if_due(now);
-        } else if evaluation.last {
-            self.end_well(now);
-        } else {
-            self.schedule_last_evaluation();
-        }
-        if self.in_lock_step() {
-            self.plan_step(now);
-        }
-        Ok(true)
     }
 
     /// Returns the error for a job that monitors a metric that its evaluations do not have.

@@ -454,13 +454,13 @@ impl Cluster {
 
     /// Returns the workers that the others wait for, [`MOST_SLOWEST`] at the most.
     fn slowest(&self) -> Vec<Task> {
-        let mut slowest = self.all_slowest();
+        let mut slowest = self.stragglers();
         slowest.truncate(MOST_SLOWEST);
         slowest
     }
 
     /// Returns all workers that the others wait for.
-    fn all_slowest(&self) -> Vec<Task> {
+    fn stragglers(&self) -> Vec<Task> {
         if self.has_ring() {
             return self.slowest_of_ring();
         }

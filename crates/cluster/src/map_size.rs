@@ -65,7 +65,7 @@ pub(super) fn check_map_size(
 mod tests {
     use super::*;
     use prost::Message;
-    use shared_proto::blocks::{PlacedShard, PlacedVariable, ShardMap, Source};
+    use shared_proto::blocks::{PlacedShard, PlacedVariable, ShardMap, ShardServer, Source};
     use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
 
     fn specs(variables: usize, elements: usize) -> Vec<VariableSpec> {
@@ -98,8 +98,7 @@ mod tests {
             run: "f".repeat(16),
         };
         let placed = PlacedShard {
-            address: "a".repeat(256),
-            server,
+            server: ShardServer::At(server, "a".repeat(256)),
             source,
         };
         let variable = |spec: VariableSpec| PlacedVariable {

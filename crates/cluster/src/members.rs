@@ -1,8 +1,9 @@
 //! Members of the cluster: registration, leases, generations.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_tuple::{Deserialize_tuple, Serialize_tuple};
+use shared_proto::blocks::ShardServer;
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal, brief};
@@ -149,30 +150,7 @@ impl Cluster {
         }
         let kept = self.kept_shard(earlier, request.holding.as_ref());
         let (task, progress) = match earlier {
-            Some(task) => {
-                let shard = self.shard_of(task);
-                // Another process has the identity: the earlier one has ended without leaving. A process that registers
-                // again is not lost.
-                let replaced =
-                    |m: &Member| m.alive && m.progress.ready && !m.process.is_same(&process);
-                if !self.ended() && self.member(task.id).is_some_and(replaced) {
-                    self.observed.fault_counts.lost_workers += 1;
-                }
-                let why = "superseded by a newer process of its identity";
-                self.remove_from_work(now, task.id, why);
-                let generation = match planted!(OneGeneration) {
-                    true => task.generation,
-                    false => task.generation.next(),
-                };
-                let task = Task { generation, ..task };
-                // The new generation keeps the shard, so no spare takes it.
-                if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
-                    map.shards[shard].server = task;
-                }
-                let earlier = self.member(task.id).map(|m| &m.progress);
-                let progress = earlier.map(|earlier| WorkerProgress::after(earlier, now));
-                (task, progress)
-            }
+            Some(task) => self.supersede(now, task, &process),
             None => {
                 let index = self.new_index(role);
                 let task = Task {
@@ -198,15 +176,7 @@ impl Cluster {
         self.forget_the_dead();
         self.must_persist();
         if role == Role::Ps {
-            self.instants.last_ps_joined = Some(now);
-            // Its own shard comes first, then any shard without a server.
-            let fits = |shard: &usize| self.has_room_for(task, *shard);
-            let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
-            match orphan.filter(|_| !self.ended()) {
-                Some(shard) if kept == Some(shard) => self.give_back(now, task, shard),
-                Some(shard) => self.assign(now, task, shard),
-                None => {}
-            }
+            self.place_server(now, task, kept);
         }
         self.records.push_back(Record::Joined {
             seconds: self.seconds(now),
@@ -214,6 +184,50 @@ impl Cluster {
             generation: task.generation.0,
         });
         Ok(task)
+    }
+
+    /// Begins the next generation of a member, whose earlier process has ended.
+    fn supersede(
+        &mut self,
+        now: Instant,
+        task: Task,
+        process: &Process,
+    ) -> (Task, Option<WorkerProgress>) {
+        let shard = self.shard_of(task);
+        // Another process has the identity: the earlier one has ended without leaving. A process that registers again is not
+        // lost.
+        let replaced = |m: &Member| m.alive && m.progress.ready && !m.process.is_same(process);
+        if !self.ended() && self.member(task.id).is_some_and(replaced) {
+            self.observed.fault_counts.lost_workers += 1;
+        }
+        let why = "superseded by a newer process of its identity";
+        self.remove_from_work(now, task.id, why);
+        let generation = match planted!(OneGeneration) {
+            true => task.generation,
+            false => task.generation.next(),
+        };
+        let task = Task { generation, ..task };
+        // The new generation keeps the shard, so no spare takes it.
+        if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
+            match &mut map.shards[shard].server {
+                ShardServer::At(server, _) | ShardServer::Lost(server) => *server = task,
+            }
+        }
+        let earlier = self.member(task.id).map(|m| &m.progress);
+        let progress = earlier.map(|earlier| WorkerProgress::after(earlier, now));
+        (task, progress)
+    }
+
+    /// Gives a new server its own shard, or one without a server. `kept` is the shard of which it still has the values.
+    fn place_server(&mut self, now: Instant, task: Task, kept: Option<usize>) {
+        self.instants.last_ps_joined = Some(now);
+        let fits = |shard: &usize| self.has_room_for(task, *shard);
+        let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
+        match orphan.filter(|_| !self.ended()) {
+            Some(shard) if kept == Some(shard) => self.give_back(now, task, shard),
+            Some(shard) => self.assign(now, task, shard),
+            None => {}
+        }
     }
 
     /// Takes a worker's clock from a call after a restart, because the worker may have come further than the
@@ -255,48 +269,11 @@ impl Cluster {
         // While this process was paused it received no heartbeats.
         let gap = now.duration_since(self.instants.ticked.replace(now).unwrap_or(now));
         if gap > lease / 2 {
-            for member in self.durable.members.values_mut() {
-                member.seen += gap;
-                member.progress.acted += gap;
-                if let Some(since) = &mut member.progress.waits_since {
-                    *since += gap;
-                }
-                member.progress.moved += gap;
-            }
-            for until in self.durable.awaited.values_mut() {
-                *until += gap;
-            }
-            self.saving.was_stopped(gap);
-            self.observed.rings.was_stopped(gap);
-            self.durable.unable.was_stopped(gap);
-            let instants = &mut self.instants;
-            let waits = [
-                &mut instants.none_able_since,
-                &mut instants.no_servers_since,
-                &mut instants.too_few_since,
-            ];
-            for since in waits.into_iter().flatten() {
-                *since += gap;
-            }
+            self.was_stopped(gap);
         }
         self.durable.awaited.retain(|_, until| now < *until);
         self.form_ring(now);
-        let members = self.durable.members.values();
-        let silent: Vec<TaskId> = members
-            .filter(|m| m.alive && now.duration_since(m.seen) > lease && !planted!(EndlessLeases))
-            .map(|m| m.task.id)
-            .collect();
-        for id in silent {
-            if !self.ended() {
-                match id.role {
-                    Role::Ps => self.observed.fault_counts.lost_servers += 1,
-                    Role::Worker | Role::Coordinator => {
-                        self.observed.fault_counts.lost_workers += 1
-                    }
-                }
-            }
-            self.remove(now, id, "nothing was heard from it");
-        }
+        self.evict_silent(now);
         self.give_up_if_stuck(now);
         self.fail_without_workers(now);
         self.fail_without_servers(now);
@@ -319,12 +296,64 @@ impl Cluster {
                 member.progress.moved = now;
             }
         }
-        if self.durable.outcome.phase != JobPhase::Training {
-            return;
+        if self.durable.outcome.phase == JobPhase::Training {
+            self.evict_stalled(now);
         }
+    }
+
+    /// Shifts all deadlines by a time in which this process did not run.
+    fn was_stopped(&mut self, gap: Duration) {
+        for member in self.durable.members.values_mut() {
+            member.seen += gap;
+            member.progress.acted += gap;
+            if let Some(since) = &mut member.progress.waits_since {
+                *since += gap;
+            }
+            member.progress.moved += gap;
+        }
+        for until in self.durable.awaited.values_mut() {
+            *until += gap;
+        }
+        self.saving.was_stopped(gap);
+        self.observed.rings.was_stopped(gap);
+        self.durable.unable.was_stopped(gap);
+        let instants = &mut self.instants;
+        let waits = [
+            &mut instants.none_able_since,
+            &mut instants.no_servers_since,
+            &mut instants.too_few_since,
+        ];
+        for since in waits.into_iter().flatten() {
+            *since += gap;
+        }
+    }
+
+    /// Evicts members whose leases have expired.
+    fn evict_silent(&mut self, now: Instant) {
+        let lease = self.lease();
+        let members = self.durable.members.values();
+        let silent: Vec<TaskId> = members
+            .filter(|m| m.alive && now.duration_since(m.seen) > lease && !planted!(EndlessLeases))
+            .map(|m| m.task.id)
+            .collect();
+        for id in silent {
+            if !self.ended() {
+                match id.role {
+                    Role::Ps => self.observed.fault_counts.lost_servers += 1,
+                    Role::Worker | Role::Coordinator => {
+                        self.observed.fault_counts.lost_workers += 1
+                    }
+                }
+            }
+            self.remove(now, id, "nothing was heard from it");
+        }
+    }
+
+    /// Evicts workers that hold up others and have made no progress for the stall time-out.
+    fn evict_stalled(&mut self, now: Instant) {
         let stall = self.stall();
         let blamed = self
-            .all_slowest()
+            .stragglers()
             .into_iter()
             .chain(self.durable.evaluations.holder());
         let stalled: Vec<TaskId> = blamed
@@ -397,6 +426,6 @@ impl Cluster {
 
     pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
         let shards = &self.map()?.shards;
-        shards.iter().position(|shard| shard.server == task)
+        shards.iter().position(|shard| shard.server.task() == task)
     }
 }

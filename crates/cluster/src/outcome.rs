@@ -52,7 +52,7 @@ impl Cluster {
     pub(super) fn servers(&self) -> Vec<Task> {
         let map = self.map();
         map.map_or_else(Vec::new, |map| {
-            map.shards.iter().map(|shard| shard.server).collect()
+            map.shards.iter().map(|shard| shard.server.task()).collect()
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use shared_proto::blocks::Source;
+use shared_proto::blocks::{ShardServer, Source};
 use shared_proto::ids::{Epoch, Task};
 use shared_proto::planted;
 use shared_proto::refusal::brief;
@@ -22,7 +22,8 @@ impl Cluster {
         let map = self.map();
         let shards = map.map_or(&[][..], |map| &map.shards);
         let numbered = shards.iter().enumerate();
-        let without_server = numbered.filter(|(_, shard)| shard.address.is_empty());
+        let without_server =
+            numbered.filter(|(_, shard)| matches!(shard.server, ShardServer::Lost(_)));
         without_server.map(|(number, _)| number)
     }
 
@@ -31,7 +32,7 @@ impl Cluster {
         self.give_up_saving();
         self.raise_epoch(now, Cause::Shard);
         if let Some(map) = self.map_mut() {
-            map.shards[shard].address.clear();
+            map.shards[shard].server = ShardServer::Lost(gone);
         }
         if self.saving.place.is_none() {
             return self.fail_without_checkpoints(now, gone, shard);
@@ -64,16 +65,21 @@ impl Cluster {
         (same && loaded).then_some(shard)
     }
 
+    /// Returns the address of a server that has registered.
+    fn address_of(&self, server: Task) -> String {
+        self.member(server.id)
+            .map_or_else(String::new, |member| member.address.clone())
+    }
+
     /// Gives a shard back to a server that still has its values. Nothing is lost.
     pub(super) fn give_back(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
-        let address = self.member(server.id).map(|m| m.address.clone());
+        let address = self.address_of(server);
         self.raise_epoch(now, Cause::Shard);
         let Some(map) = self.map_mut() else {
             return;
         };
-        map.shards[shard].server = server;
-        map.shards[shard].address = address.unwrap_or_default();
+        map.shards[shard].server = ShardServer::At(server, address);
         tracing::info!(%server, shard, epoch = map.epoch.0, "a server is back, with its values");
         self.form_ring(now);
     }
@@ -81,7 +87,7 @@ impl Cluster {
     /// Gives a shard to a server, which loads the values of the newest checkpoint.
     pub(super) fn assign(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
-        let address = self.member(server.id).map(|m| m.address.clone());
+        let address = self.address_of(server);
         let sync = self.sync();
         let newest = self.durable.checkpoints.newest.clone();
         self.raise_epoch(now, Cause::Shard);
@@ -91,8 +97,8 @@ impl Cluster {
         let Some(map) = &mut variables.map else {
             return;
         };
-        let gone = std::mem::replace(&mut map.shards[shard].server, server);
-        map.shards[shard].address = address.unwrap_or_default();
+        let new = ShardServer::At(server, address);
+        let gone = std::mem::replace(&mut map.shards[shard].server, new).task();
         let epoch = map.epoch;
         *self.observed.recoveries.entry(gone.id).or_default() += 1;
         tracing::info!(%server, shard, epoch = epoch.0, "gave a shard to a server");
@@ -187,7 +193,7 @@ impl Cluster {
         let shard = report.shard as usize;
         let map = self.map();
         let expected = match map.and_then(|map| map.shards.get(shard)) {
-            Some(placed) => placed.server == task && placed.source.epoch.0 == report.epoch,
+            Some(placed) => placed.server.task() == task && placed.source.epoch.0 == report.epoch,
             None => {
                 let ring = &self.durable.ring;
                 shard == self.part_of_ring() && ring.is_loaded_by(task, report.epoch)

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shared_proto::blocks::{PlacedShard, ShardMap, Source};
+use shared_proto::blocks::{PlacedShard, ShardMap, ShardServer, Source};
 use shared_proto::ids::{Epoch, Role, Task};
 use shared_proto::refusal::{Reason, Refusal};
 
@@ -115,8 +115,7 @@ impl Cluster {
             shards: servers
                 .into_iter()
                 .map(|(server, address)| PlacedShard {
-                    address,
-                    server,
+                    server: ShardServer::At(server, address),
                     source: source.clone(),
                 })
                 .collect(),

@@ -187,7 +187,7 @@ impl Cluster {
             Role::Worker => "idle",
         };
         let waiting_on = if activity == "waiting" && work.waiting_on.is_empty() {
-            self.all_slowest().into_iter().map(Into::into).collect()
+            self.stragglers().into_iter().map(Into::into).collect()
         } else {
             work.waiting_on.clone()
         };

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shared_proto::blocks::{Source, VariableSpec};
+use shared_proto::blocks::{PlacedShard, Source, VariableSpec};
 use shared_proto::ids::{Clock, Origin, Role, RunNumber, Sequence, Task};
 use shared_proto::job::{Job, Mode};
 use shared_proto::refusal::Reason;
@@ -205,10 +205,11 @@ impl Scene {
         }
     }
 
-    /// Returns the addresses of the shards.
+    /// Returns the addresses of the shards; an empty one for a lost server.
     fn addresses(&self) -> Vec<String> {
         let shards = &self.cluster.shard_map().unwrap().shards;
-        shards.iter().map(|shard| shard.address.clone()).collect()
+        let address = |shard: &PlacedShard| shard.server.address().unwrap_or_default().to_owned();
+        shards.iter().map(address).collect()
     }
 
     /// Returns the sources of the shards.

@@ -14,7 +14,11 @@ impl Cluster {
         }
         if let Some(shard) = self.orphans().next() {
             let map = self.map();
-            let gone = map.and_then(|map| self.durable.members.get(&map.shards[shard].server.id));
+            let gone = map.and_then(|map| {
+                self.durable
+                    .members
+                    .get(&map.shards[shard].server.task().id)
+            });
             let gone = gone.map_or_else(String::new, |m| {
                 format!(": {} is gone ({})", m.task, m.gone)
             });

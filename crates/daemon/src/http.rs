@@ -203,7 +203,7 @@ async fn answer_all(
             let caller = stream.caller().cloned();
             let app = app.clone().map_request(move |mut request: Request<_>| {
                 if let Some(caller) = &caller {
-                    caller.called();
+                    caller.record_request();
                     request.extensions_mut().insert(caller.clone());
                 }
                 request.map(Body::new)

@@ -34,14 +34,10 @@ pub(crate) async fn open(
     target: &Target,
     map: &ShardMap,
 ) -> Result<(Sender, Incoming<wire::ServerMessage>), StreamEnd> {
-    let address = match map.shards.get(target.shard as usize) {
-        Some(shard) if !shard.address.is_empty() => &shard.address,
-        _ => {
-            return Err(StreamEnd::Outdated(
-                "it has no server at present".to_owned(),
-            ));
-        }
-    };
+    let placed = map.shards.get(target.shard as usize);
+    let address = placed.and_then(|shard| shard.server.address());
+    let address =
+        address.ok_or_else(|| StreamEnd::Outdated("it has no server at present".to_owned()))?;
     let failed = |error: tonic::transport::Error| StreamEnd::Broken(chain_of(&error));
     let security = target.network.security();
     let endpoint = security.endpoint(address, Role::Ps).map_err(failed)?;

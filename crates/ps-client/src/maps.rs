@@ -81,18 +81,18 @@ impl Maps {
 /// Returns a shard at an address, for tests.
 #[cfg(test)]
 pub(crate) fn placed(address: &str) -> shared_proto::blocks::PlacedShard {
-    use shared_proto::blocks::{PlacedShard, Source};
+    use shared_proto::blocks::{PlacedShard, ShardServer, Source};
     use shared_proto::ids::{Generation, Role, Task, TaskId};
     let id = TaskId {
         role: Role::Ps,
         index: 0,
     };
+    let server = Task {
+        id,
+        generation: Generation(1),
+    };
     PlacedShard {
-        address: address.to_owned(),
-        server: Task {
-            id,
-            generation: Generation(1),
-        },
+        server: ShardServer::At(server, address.to_owned()),
         source: Source::initializer(Epoch(1)),
     }
 }

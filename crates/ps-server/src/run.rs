@@ -15,7 +15,7 @@ use shared_proto::task::{self, boxed};
 use shared_proto::transport::Listen;
 
 use crate::error::PsError;
-use crate::lookup::{LookupSettings, LookupThread};
+use crate::lookup::{Listening, LookupSettings, LookupThread};
 use crate::row_settings::{RowSettings, RowStorage};
 use crate::server::{DRAIN, Parts, Server};
 use crate::serving::SessionThreads;
@@ -131,17 +131,7 @@ async fn serve_job(
     };
     let listener = Listener::bind(&settings.listen).await.map_err(listen)?;
     let address = listener.address().map_err(listen)?;
-
-    let lookups = match settings.lookup.bind()? {
-        Some(listening) => {
-            let address = match &settings.lookup.lookup_advertise {
-                Some(address) => address.clone(),
-                None => coordinator.reachable(listening.address.to_string()).await?,
-            };
-            Some((listening, address))
-        }
-        None => None,
-    };
+    let lookups = bind_lookups(&settings.lookup, coordinator).await?;
     let advertise = settings.advertise.clone();
     let registration = Registration {
         role: Role::Ps,
@@ -194,26 +184,66 @@ async fn serve_job(
     let accepting = task::spawn(threads.accept(listener, connections, stop.clone()));
 
     let mut place = Some(membership);
-    let outcome = {
-        let mut serve = std::pin::pin!(server.follow(&mut place));
-        let until_told = process.shutdown.run_until_cancelled(serve.as_mut()).await;
-        match until_told {
-            Some(outcome) => Some(outcome),
-            // A checkpoint saves the shard's updates before the process ends.
-            None => {
-                let within = process.shutdown_within.saturating_sub(3 * DRAIN);
-                let saved = tokio::time::timeout(within, serve).await;
-                if saved.is_err() {
-                    tracing::warn!(
-                        ?within,
-                        "stopping without a checkpoint: it takes too long; see --shutdown-seconds"
-                    );
-                }
-                saved.ok().filter(Result::is_err)
-            }
-        }
+    let outcome = until_told(process, server.follow(&mut place)).await;
+    let next = after_job(process, outcome, place.as_ref(), run).await;
+    let registers_again = matches!(next, Ok(Next::Job));
+    let error = match &next {
+        Ok(Next::Unable(_, error)) | Err(error) => Some(error),
+        Ok(Next::End | Next::Job) => None,
     };
-    let next = match (outcome, &place) {
+    server.end(place.filter(|_| !registers_again), error).await;
+    let _ = tokio::time::timeout(DRAIN, accepting).await;
+    if let Some(lookups) = lookups {
+        let _ = tokio::time::timeout(2 * DRAIN, lookups.join()).await;
+    }
+    next
+}
+
+/// Listens for lookups. Returns the port, and the address by which others reach it; `None` if the settings name no port.
+async fn bind_lookups(
+    settings: &LookupSettings,
+    coordinator: &Coordinator,
+) -> Result<Option<(Listening, String)>, PsError> {
+    let Some(listening) = settings.bind()? else {
+        return Ok(None);
+    };
+    let address = match &settings.lookup_advertise {
+        Some(address) => address.clone(),
+        None => coordinator.reachable(listening.address.to_string()).await?,
+    };
+    Ok(Some((listening, address)))
+}
+
+/// Serves until the job is over, or the process is told to stop and a checkpoint has saved the shard's updates. Returns the outcome of the job;
+/// `None` if the process stops before.
+async fn until_told(
+    process: &Process,
+    serve: impl Future<Output = Result<(), PsError>>,
+) -> Option<Result<(), PsError>> {
+    let mut serve = std::pin::pin!(serve);
+    let outcome = process.shutdown.run_until_cancelled(serve.as_mut()).await;
+    if outcome.is_some() {
+        return outcome;
+    }
+    let within = process.shutdown_within.saturating_sub(3 * DRAIN);
+    let saved = tokio::time::timeout(within, serve).await;
+    if saved.is_err() {
+        tracing::warn!(
+            ?within,
+            "stopping without a checkpoint: it takes too long; see --shutdown-seconds"
+        );
+    }
+    saved.ok().filter(Result::is_err)
+}
+
+/// Decides what follows a job with this outcome.
+async fn after_job(
+    process: &Process,
+    outcome: Option<Result<(), PsError>>,
+    place: Option<&Membership>,
+    run: RunNumber,
+) -> Result<Next, PsError> {
+    match (outcome, place) {
         (None, _) | (Some(Ok(())), None) => Ok(Next::End),
         (Some(Ok(())), Some(ended)) => match process.next_job(After::Done(ended)).await {
             Onward::Registers => Ok(Next::Job),
@@ -229,16 +259,5 @@ async fn serve_job(
         }
         (Some(Err(error)), _) if error.is_of_this_job() => Ok(Next::Unable(run, error)),
         (Some(Err(error)), _) => Err(error),
-    };
-    let registers_again = matches!(next, Ok(Next::Job));
-    let error = match &next {
-        Ok(Next::Unable(_, error)) | Err(error) => Some(error),
-        Ok(Next::End | Next::Job) => None,
-    };
-    server.end(place.filter(|_| !registers_again), error).await;
-    let _ = tokio::time::timeout(DRAIN, accepting).await;
-    if let Some(lookups) = lookups {
-        let _ = tokio::time::timeout(2 * DRAIN, lookups.join()).await;
     }
-    next
 }

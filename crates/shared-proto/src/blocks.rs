@@ -11,7 +11,7 @@ use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
 pub use crate::kind::VariableKind;
-pub use map::{PlacedShard, PlacedTable, PlacedVariable, ShardMap, Source};
+pub use map::{PlacedShard, PlacedTable, PlacedVariable, ShardMap, ShardServer, Source};
 
 /// Elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller ones.
 pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();

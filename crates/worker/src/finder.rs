@@ -305,7 +305,7 @@ impl Search {
         });
         let parts: Vec<Part> = parts.collect();
         if !parts.is_empty() {
-            self.replica.take_in(parts).await;
+            self.replica.load(parts).await;
         }
         Ok(())
     }

@@ -109,7 +109,7 @@ async fn prepare(replica: &DeviceReplicas, step: u64) -> (Positions, Step) {
             });
         }
     }
-    replica.take_in(rows).await;
+    replica.load(rows).await;
     let clock = shared_proto::ids::Clock(step);
     (positions(step), Step { clock, rank: 0 })
 }

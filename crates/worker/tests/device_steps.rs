@@ -44,7 +44,7 @@ async fn prepare(replica: &DeviceReplicas, step: u64) -> (Positions, Step) {
                 start: 0,
                 values: values.into(),
             };
-            replica.take_in(vec![part]).await;
+            replica.load(vec![part]).await;
         }
     }
     let clock = Clock(step);

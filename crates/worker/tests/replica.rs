@@ -118,7 +118,7 @@ fn initial_values_are_the_same_after_training() {
             start: 0,
             values: Elements::of(payload::to_bytes(&ones), Dtype::F32),
         };
-        replica.take_in(vec![part]).await;
+        replica.load(vec![part]).await;
         replica.prepare(batch(0)).await;
         replica.compute(batch(0), Step::default()).await.unwrap();
         assert_eq!(replica.initial_values().await.unwrap(), fresh);

@@ -64,7 +64,7 @@ impl Tables {
             .collect();
         let map = peer.shard_map(&[variable("w", 4)]).await;
         peer.initialize(&map, 0.0).await;
-        let session = peer.open(&map.shards[0].address).await;
+        let session = peer.open(map.shards[0].server.address().unwrap()).await;
         let mut tables = Self {
             cluster,
             peer,

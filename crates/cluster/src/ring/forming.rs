@@ -210,7 +210,7 @@ impl Cluster {
         let values = self.durable.ring.members.iter().map(|member| member.values);
         match values.max().flatten() {
             Some(newest) => self.form_at(now, newest, None),
-            None => self.form_without_values(now),
+            None => self.form_from_checkpoint(now),
         }
     }
 
@@ -250,7 +250,7 @@ impl Cluster {
 
     /// Forms the ring of workers without values: one loads those of the newest checkpoint, or all begin with the same initial
     /// values.
-    fn form_without_values(&mut self, now: Instant) {
+    fn form_from_checkpoint(&mut self, now: Instant) {
         let starting = self.durable.outcome.phase == JobPhase::Starting;
         // The writer of an ordered checkpoint may live, but it has lost the values that the order is for, as all members have.
         self.give_up_saving();

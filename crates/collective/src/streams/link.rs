@@ -199,13 +199,13 @@ impl Link {
             tokio::select! {
                 biased;
                 () = changed => {}
-                taken = self.take_in() => taken?,
+                received = self.receive_message() => received?,
             }
         }
     }
 
-    /// Takes in the next message. The future may be dropped and the method called again.
-    async fn take_in(&self) -> Result<(), String> {
+    /// Receives the next message. The future may be dropped and the method called again.
+    async fn receive_message(&self) -> Result<(), String> {
         let mut incoming = self.incoming.lock().await;
         let message = incoming.message().await;
         let message = message.map_err(|status| reason(&status))?;
@@ -242,7 +242,7 @@ impl Link {
         // The peer may have said why.
         let told = async {
             loop {
-                if let Err(reason) = self.take_in().await {
+                if let Err(reason) = self.receive_message().await {
                     return reason;
                 }
             }

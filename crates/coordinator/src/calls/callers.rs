@@ -61,7 +61,7 @@ where
             match caller {
                 Some(caller) if good && of_members && !caller.admit() => Ok(crowded().into_http()),
                 Some(caller) if good => {
-                    caller.called();
+                    caller.record_request();
                     Ok(response)
                 }
                 _ => Ok(response),

@@ -232,7 +232,7 @@ fn admit(security: Security) -> impl Fn(Request<()>) -> Result<Request<()>, Stat
         // The connection may stay longer, because the message may take a while to arrive.
         Caller::of(request.extensions())
             .into_iter()
-            .for_each(Caller::called);
+            .for_each(Caller::record_request);
         Ok(request)
     }
 }

@@ -88,13 +88,16 @@ impl Driver {
             // Servers end their sessions at the job's end, before workers know of it. This is no reason for a warning.
             if last_heard.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
                 tracing::warn!(shard, reason, "a shard cannot be reached; trying on");
-                let server = placed.map(|placed| placed.server);
+                let server = placed.map(|placed| placed.server.task());
                 self.tell.send_replace(server.into_iter().collect());
             } else {
                 tracing::debug!(shard, reason, "the session with a shard has ended");
             }
             if last_heard.elapsed() > patience {
-                let address = placed.map_or_else(String::new, |placed| placed.address.clone());
+                let address = placed
+                    .and_then(|placed| placed.server.address())
+                    .unwrap_or_default()
+                    .to_owned();
                 let error = ClientError::Unreachable {
                     shard,
                     address,

@@ -21,7 +21,7 @@ use daemon::membership::{Coordinator, Membership, MembershipError, Registration}
 use parking_lot::Mutex;
 use shared_proto::ids::{Epoch, Generation, RunNumber};
 use shared_proto::task;
-use shared_proto::view::{JobPhase, View};
+use shared_proto::view::{Commit, JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 use tokio::sync::watch;
@@ -311,33 +311,42 @@ impl Follower {
         };
         followed.map_err(not_committed)?;
         if let Some((step, store)) = measured {
-            let shard = Arc::clone(&self.shard);
-            let (number, epoch, clock) = (store.shard, store.map.epoch.0, step.step.0);
-            let samples = step.samples();
-            let squares = self.offload.run(move || shard.squares(&step, &store)).await;
-            let report = Report::Norm(wire::NormReport {
-                shard: number,
-                epoch,
-                step: clock,
-                squares: squares.map_err(not_committed)?,
-                samples,
-            });
-            let (coordinator, origin) = {
-                let membership = registered.membership;
-                (membership.coordinator.clone(), membership.next_origin())
-            };
-            // Another view may come before the answer.
-            task::spawn(async move {
-                if let Err(error) = coordinator.report(origin, report).await {
-                    tracing::warn!(%error, "could not report the norm of a step");
-                }
-            });
+            let squares = self.measure(registered.membership, step, store).await;
+            squares.map_err(not_committed)?;
         }
         *registered.held = None;
         self.readiness.set(true);
         if let Some(snapshot) = snapshot {
             self.begin_writing(registered, checkpoints, snapshot);
         }
+        Ok(())
+    }
+
+    /// Reports this shard's part of the norm of a step.
+    async fn measure(
+        &self,
+        membership: &Membership,
+        step: Commit,
+        store: Arc<Store>,
+    ) -> Result<(), NotCommitted> {
+        let shard = Arc::clone(&self.shard);
+        let (number, epoch, clock) = (store.shard, store.map.epoch.0, step.step.0);
+        let samples = step.samples();
+        let squares = self.offload.run(move || shard.squares(&step, &store)).await;
+        let report = Report::Norm(wire::NormReport {
+            shard: number,
+            epoch,
+            step: clock,
+            squares: squares?,
+            samples,
+        });
+        let (coordinator, origin) = (membership.coordinator.clone(), membership.next_origin());
+        // Another view may come before the answer.
+        task::spawn(async move {
+            if let Err(error) = coordinator.report(origin, report).await {
+                tracing::warn!(%error, "could not report the norm of a step");
+            }
+        });
         Ok(())
     }
 }

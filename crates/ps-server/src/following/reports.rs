@@ -45,7 +45,7 @@ pub(crate) async fn tell_of_silence(
 ) -> Result<(), PsError> {
     let map = fetch_map(membership).await?;
     let mut numbered = map.shards.iter().enumerate();
-    let own = numbered.find(|(_, shard)| shard.server == membership.task);
+    let own = numbered.find(|(_, shard)| shard.server.task() == membership.task);
     let Some((shard, source)) = own.map(|(number, shard)| (number, &shard.source)) else {
         return Ok(());
     };

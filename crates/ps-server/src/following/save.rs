@@ -130,7 +130,7 @@ mod tests {
     use checkpoint::decode;
     use optimizer::VariableRule;
     use shared_proto::blocks::{
-        PlacedShard, PlacedVariable, ShardMap, Source, VariableKind, VariableSpec,
+        PlacedShard, PlacedVariable, ShardMap, ShardServer, Source, VariableKind, VariableSpec,
     };
     use shared_proto::ids::{
         Clock, Epoch, Generation, Origin, Role, RunNumber, Sequence, Task, TaskId, Version,
@@ -174,8 +174,7 @@ mod tests {
         let map = ShardMap {
             epoch: Epoch(1),
             shards: vec![PlacedShard {
-                address: String::new(),
-                server: worker(),
+                server: ShardServer::Lost(worker()),
                 source: Source::initializer(Epoch(1)),
             }],
             variables: vec![PlacedVariable {

@@ -30,7 +30,11 @@ impl Follower {
         map: ShardMap,
     ) -> Result<Taken, PsError> {
         let task = registered.membership.task;
-        let Some(own) = map.shards.iter().position(|shard| shard.server == task) else {
+        let Some(own) = map
+            .shards
+            .iter()
+            .position(|shard| shard.server.task() == task)
+        else {
             tracing::info!(epoch = map.epoch.0, "holds no shard; stays as a spare");
             return Ok(Taken::Store(None));
         };

@@ -1,7 +1,8 @@
 //! The shard map under which messages come.
 
 use shared_proto::blocks::{
-    BlockId, PlacedShard, PlacedTable, PlacedVariable, ShardMap, Source, VariableKind, VariableSpec,
+    BlockId, PlacedShard, PlacedTable, PlacedVariable, ShardMap, ShardServer, Source, VariableKind,
+    VariableSpec,
 };
 use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
 use shared_proto::job::Adagrad;
@@ -57,8 +58,7 @@ pub(super) fn map(epoch: Epoch) -> ShardMap {
     };
     let (trained, frozen) = (VariableKind::Trained, VariableKind::Frozen);
     let placed = |index| PlacedShard {
-        address: String::new(),
-        server: task(Role::Ps, index, 1),
+        server: ShardServer::Lost(task(Role::Ps, index, 1)),
         source: Source::initializer(Epoch(1)),
     };
     ShardMap {

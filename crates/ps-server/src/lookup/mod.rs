@@ -176,7 +176,7 @@ fn serve(
         security.check_token(request.metadata().as_ref(), request.extensions())?;
         // A connection may stay for as long as requests come.
         let caller = Caller::of(request.extensions());
-        caller.into_iter().for_each(Caller::called);
+        caller.into_iter().for_each(Caller::record_request);
         Ok(request)
     });
     let whole = |answer: Response<ResponseBody<Body>>| answer.map(Body::new);

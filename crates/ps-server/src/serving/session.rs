@@ -122,7 +122,7 @@ impl Session {
                     Err(status) => return self.broken(status),
                 },
                 changed = self.followed.changed(), if !self.waiting.is_empty() => match changed {
-                    Ok(()) => self.look_again().await,
+                    Ok(()) => self.retry_waiting().await,
                     Err(_) => return SessionEnd::Gone,
                 },
                 () = sleep_until(tell.unwrap_or_else(Instant::now)), if tell.is_some() => self.tell().await,

@@ -57,15 +57,75 @@ impl Source {
     }
 }
 
+/// The server of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShardServer {
+    /// This server holds the shard, at this address, as host:port.
+    At(Task, String),
+    /// This server held the shard and is gone. The shard waits for another one.
+    Lost(Task),
+}
+
+impl ShardServer {
+    /// Reads the form of messages and of stored maps: a lost server has no address.
+    fn read(task: Task, address: String) -> Self {
+        match address.is_empty() {
+            true => Self::Lost(task),
+            false => Self::At(task, address),
+        }
+    }
+
+    /// Returns the server, or the last one.
+    pub fn task(&self) -> Task {
+        match self {
+            Self::At(task, _) | Self::Lost(task) => *task,
+        }
+    }
+
+    /// Returns the address; `None` if the server is lost.
+    pub fn address(&self) -> Option<&str> {
+        match self {
+            Self::At(_, address) => Some(address),
+            Self::Lost(_) => None,
+        }
+    }
+}
+
 /// A shard and where it lives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "StoredShard", into = "StoredShard")]
 pub struct PlacedShard {
-    /// The address of its server, as host:port; empty while it has none.
-    pub address: String,
-    /// Its server, or the last one that it had.
-    pub server: Task,
+    /// Its server.
+    pub server: ShardServer,
     /// The origin of its values.
     pub source: Source,
+}
+
+/// The stored form of a [`PlacedShard`].
+#[derive(Serialize, Deserialize)]
+struct StoredShard {
+    address: String,
+    server: Task,
+    source: Source,
+}
+
+impl From<StoredShard> for PlacedShard {
+    fn from(stored: StoredShard) -> Self {
+        Self {
+            server: ShardServer::read(stored.server, stored.address),
+            source: stored.source,
+        }
+    }
+}
+
+impl From<PlacedShard> for StoredShard {
+    fn from(shard: PlacedShard) -> Self {
+        Self {
+            address: shard.server.address().unwrap_or_default().to_owned(),
+            server: shard.server.task(),
+            source: shard.source,
+        }
+    }
 }
 
 /// Where everything lives, within one epoch. Which block is on which shard does not change while a
@@ -292,13 +352,11 @@ mod tests {
             epoch: Epoch(1),
             shards: vec![
                 PlacedShard {
-                    address: "a:1".into(),
-                    server: server(0),
+                    server: ShardServer::At(server(0), "a:1".into()),
                     source: Source::initializer(Epoch(1)),
                 },
                 PlacedShard {
-                    address: String::new(),
-                    server: server(4),
+                    server: ShardServer::Lost(server(4)),
                     source: Source {
                         epoch: Epoch(3),
                         checkpoint: Some(("s3://bucket/run".into(), 7)),

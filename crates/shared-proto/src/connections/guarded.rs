@@ -47,7 +47,7 @@ impl<S> Guarded<S> {
     }
 
     /// Fails if the connection is over: its place was taken, or its time is up.
-    fn stay(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let Caller { connection, pool } = &self.place.0;
         connection.reader.register(context.waker());
         loop {
@@ -104,7 +104,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         if self.is_members() {
             return Pin::new(&mut self.io).poll_read(context, buffer);
         }
-        self.stay(context)?;
+        self.check_deadline(context)?;
         let most = self.allowance().min(buffer.remaining()).min(PIECE_BYTES);
         if most == 0 && buffer.remaining() > 0 {
             // Admission, or the end of the connection, wakes the reader.
@@ -126,7 +126,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         if !self.is_members() {
-            self.stay(context)?;
+            self.check_deadline(context)?;
         }
         Pin::new(&mut self.io).poll_write(context, bytes)
     }
@@ -137,7 +137,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if !self.is_members() {
-            self.stay(context)?;
+            self.check_deadline(context)?;
         }
         Pin::new(&mut self.io).poll_write_vectored(context, slices)
     }

@@ -240,8 +240,8 @@ impl Caller {
     }
 
     /// Notes a valid request: the connection may stay for a while longer.
-    pub fn called(&self) {
-        self.pool.called(&self.connection);
+    pub fn record_request(&self) {
+        self.pool.record_request(&self.connection);
     }
 
     /// Returns whether the connection is a member's, or could become one.

@@ -287,7 +287,7 @@ impl Pool {
         }
     }
 
-    pub(super) fn called(&self, connection: &Connection) {
+    pub(super) fn record_request(&self, connection: &Connection) {
         connection.called.store(self.now(), Relaxed);
         connection.turn.store(self.turn(), Relaxed);
         let (silent, caller) = (Standing::Silent as u8, Standing::Caller as u8);

@@ -39,7 +39,7 @@ fn a_flood_displaces_itself_and_neither_members_nor_others() {
     // Within one address, the longest silent connection goes first.
     for _ in 0..100 {
         let _flood = [0; 5].map(|_| port.open(from(2)).unwrap());
-        caller.0.called();
+        caller.0.record_request();
     }
     let flood: Vec<_> = (0..7).map(|_| port.open(from(2)).unwrap()).collect();
     assert!(is_open(&member) && is_open(&caller) && !is_open(&silent));
@@ -94,9 +94,9 @@ async fn whoever_asks_for_nothing_is_hung_up_on() {
     assert_eq!(error.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
 
     let (_caller, mut server) = connection(&port);
-    server.caller().called();
+    server.caller().record_request();
     assert!(timeout(IDLE / 2, server.read(&mut byte)).await.is_err());
-    server.caller().called();
+    server.caller().record_request();
     assert!(timeout(IDLE * 3 / 4, server.read(&mut byte)).await.is_err());
     assert!(
         timeout(IDLE, server.read(&mut byte))

@@ -64,7 +64,7 @@ pub fn admit(
         security.check_token(request.headers(), extensions)?;
         security.check_role(extensions, role)?;
         let caller = Caller::of(extensions).cloned();
-        caller.iter().for_each(Caller::called);
+        caller.iter().for_each(Caller::record_request);
         Ok(caller)
     };
     check().map_err(|status: Status| Box::new(status.into_http()))

@@ -187,7 +187,7 @@ impl DeviceReplicas {
             values: values.clone(),
         };
         let parts: Vec<Part> = values.iter().enumerate().map(part).collect();
-        join_all(others.iter().map(|replica| replica.take_in(parts.clone()))).await;
+        join_all(others.iter().map(|replica| replica.load(parts.clone()))).await;
         Ok(())
     }
 }
@@ -240,11 +240,11 @@ impl Replica for DeviceReplicas {
         Prepared::of_parts(positions, parts)
     }
 
-    async fn take_in(&self, parts: Vec<Part>) {
+    async fn load(&self, parts: Vec<Part>) {
         join_all(
             self.replicas
                 .iter()
-                .map(|replica| replica.take_in(parts.clone())),
+                .map(|replica| replica.load(parts.clone())),
         )
         .await;
     }

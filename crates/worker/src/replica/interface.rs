@@ -156,7 +156,7 @@ pub trait Replica {
 
     /// Writes values into the variables, in the order of the calls. May be called during a computation: the values count for later ones. An
     /// error is returned by the next computation.
-    async fn take_in(&self, parts: Vec<Part>);
+    async fn load(&self, parts: Vec<Part>);
 
     /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
     /// order in which they were prepared; one that is passed over is dropped.

@@ -186,7 +186,7 @@ impl Replica for ModelReplica {
         Prepared::assembling(positions, wanted)
     }
 
-    async fn take_in(&self, parts: Vec<Part>) {
+    async fn load(&self, parts: Vec<Part>) {
         // If the thread has ended, the next command that waits for an answer reports it.
         let _ = self.commands.send(Command::TakeIn(parts)).await;
     }
@@ -276,7 +276,7 @@ struct Thread {
     overwritten: bool,
     mirrored: Mirrored,
     /// The error of weights taken in since the last answer.
-    taken_in: Result<(), ReplicaError>,
+    loaded: Result<(), ReplicaError>,
 }
 
 impl Thread {
@@ -331,7 +331,7 @@ impl Thread {
             on_device: OnDevice::default(),
             overwritten: false,
             mirrored: Mirrored::default(),
-            taken_in: Ok(()),
+            loaded: Ok(()),
         };
         Ok((thread, requests))
     }
@@ -348,12 +348,12 @@ impl Thread {
                     self.prepared.push_back((positions, batches));
                 }
                 Command::TakeIn(parts) => {
-                    let taken_in = self.take_in(&parts);
-                    self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
+                    let loaded = self.load(&parts);
+                    self.loaded = std::mem::replace(&mut self.loaded, Ok(())).and(loaded);
                 }
                 // The membership that has begun it has ended, and with it the weights that it took in.
                 Command::Compute(_, _, None, reply) if reply.is_closed() => {
-                    self.taken_in = Ok(());
+                    self.loaded = Ok(());
                 }
                 Command::Compute(positions, step, others, reply) => {
                     drop(reply.send(self.compute(positions, step, others)));
@@ -408,7 +408,7 @@ impl Thread {
 
     /// Evaluates the part that was read before, for which the rows have been taken in, and reads the next one.
     fn evaluate(&mut self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
-        std::mem::replace(&mut self.taken_in, Ok(()))?;
+        std::mem::replace(&mut self.loaded, Ok(()))?;
         let mut evaluating = match (part, self.evaluating.take()) {
             (EvaluationPart::Next, Some(evaluating)) => evaluating,
             _ => {
@@ -439,7 +439,7 @@ impl Thread {
         }
     }
 
-    fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
+    fn load(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
         let variables = self.description.variables.len();
         for part in parts {
             let (variable, start) = (part.variable, part.start);
@@ -450,14 +450,14 @@ impl Thread {
                     self.mirrored = Mirrored::default();
                     self.variables.write(variable, start, &part.values)?;
                 }
-                Some(table) => self.take_in_rows(table, start, &part.values)?,
+                Some(table) => self.load_rows(table, start, &part.values)?,
             }
         }
         Ok(())
     }
 
     /// Keeps rows of a table for the next batch.
-    fn take_in_rows(
+    fn load_rows(
         &mut self,
         table: usize,
         start: usize,

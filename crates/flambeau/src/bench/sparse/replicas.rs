@@ -164,7 +164,7 @@ impl Replica for Rotating {
         Prepared::new(positions, vec![Want::Rows(rows)])
     }
 
-    async fn take_in(&self, parts: Vec<Part>) {
+    async fn load(&self, parts: Vec<Part>) {
         let mut memory = self.memory.lock();
         for part in parts {
             let end = part.start + part.values.len();

@@ -95,7 +95,7 @@ impl Session {
     }
 
     /// Answers the waiting pulls that a new view admits.
-    pub(super) async fn look_again(&mut self) -> Result<(), SessionEnd> {
+    pub(super) async fn retry_waiting(&mut self) -> Result<(), SessionEnd> {
         self.check_lease()?;
         let followed = self.followed.borrow_and_update().clone();
         self.waiting_cost = 0;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::super::{MOST_SHARDS, VariableSpec};
-use super::{PlacedShard, PlacedTable, PlacedVariable, ShardMap, Source};
+use super::{PlacedShard, PlacedTable, PlacedVariable, ShardMap, ShardServer, Source};
 use crate::ids::Epoch;
 use crate::refusal::{Reason, Refusal};
 use crate::table::TableSpec;
@@ -36,8 +36,12 @@ impl From<&ShardMap> for wire::ShardMap {
     fn from(map: &ShardMap) -> Self {
         Self {
             epoch: map.epoch.0,
-            shard_addresses: map.shards.iter().map(|s| s.address.clone()).collect(),
-            servers: map.shards.iter().map(|s| s.server.into()).collect(),
+            shard_addresses: map
+                .shards
+                .iter()
+                .map(|s| s.server.address().unwrap_or_default().to_owned())
+                .collect(),
+            servers: map.shards.iter().map(|s| s.server.task().into()).collect(),
             sources: map.shards.iter().map(|s| (&s.source).into()).collect(),
             variables: map
                 .variables
@@ -141,8 +145,7 @@ impl TryFrom<wire::ShardMap> for ShardMap {
                 .zip(map.sources)
                 .map(|((address, server), source)| {
                     Ok(PlacedShard {
-                        address,
-                        server: server.try_into()?,
+                        server: ShardServer::read(server.try_into()?, address),
                         source: source.into(),
                     })
                 })

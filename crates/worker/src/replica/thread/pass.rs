@@ -64,7 +64,7 @@ impl Thread {
 
     /// Takes the batches of a step, with the rows that they want.
     pub(super) fn begin(&mut self, positions: Positions) -> Result<Begun, ReplicaError> {
-        std::mem::replace(&mut self.taken_in, Ok(()))?;
+        std::mem::replace(&mut self.loaded, Ok(()))?;
         let Assembled { batches, rows } = self.batches(positions)?;
         let step_rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
         self.tables.set(&step_rows);

@@ -382,7 +382,7 @@ impl Strategy for ParameterServer {
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
         let wants = batch.wants().await;
-        let take = async |blocks| replica.take_in(parts(blocks)).await;
+        let take = async |blocks| replica.load(parts(blocks)).await;
         Ok(self.pull_blocks(clock, wants, take).await?)
     }
 
@@ -393,7 +393,7 @@ impl Strategy for ParameterServer {
         next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        let take = async |blocks| replica.take_in(parts(blocks)).await;
+        let take = async |blocks| replica.load(parts(blocks)).await;
         self.compute_blocks(positions, step, next, replica, take)
             .await
     }
@@ -421,7 +421,7 @@ impl Strategy for ParameterServer {
         view: ViewNumber,
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
-        let take = async |blocks| replica.take_in(parts(blocks)).await;
+        let take = async |blocks| replica.load(parts(blocks)).await;
         self.evaluate_blocks(clock, view, replica, take).await
     }
 
