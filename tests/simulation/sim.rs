@@ -23,7 +23,7 @@ pub(crate) fn make<'a>(seed: u64, most: Duration) -> Sim<'a> {
 
 /// Waits for work outside the simulation.
 pub(crate) fn wait_for<F: Future>(work: F) -> F::Output {
-    // The clock stands still: it is that of the simulated worlds.
+    // The clock must be paused: mad-turmoil answers `clock_gettime` with tokio's clock, and a running one asks `clock_gettime` again.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

@@ -1,11 +1,12 @@
 //! A cluster in a simulated world.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use checkpoint::{NewestFirst, Piece, SavedValues};
 use shared_proto::job::{Job, Mode, NonFinite, Optimizer, Sgd};
 use shared_proto::payload;
 use shared_proto::table::{SavedRows, ids_of_bytes};
-use std::collections::BTreeMap;
 
 use crate::checker::check;
 use crate::disk::Disk;

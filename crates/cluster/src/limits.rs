@@ -13,7 +13,10 @@ pub const LONGEST_NAME: usize = 256;
 /// The most means of an evaluation.
 const MOST_METRICS: usize = 256;
 
-/// Refuses a registration with names that are too long.
+/// Checks the lengths of the names in a registration.
+///
+/// # Errors
+/// [`Reason::Oversized`] names the field that is too long.
 pub fn check_lengths(request: &wire::RegisterRequest) -> Result<(), Refusal> {
     for (field, value) in [
         ("identity", &request.identity),
@@ -33,7 +36,10 @@ pub fn check_lengths(request: &wire::RegisterRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Refuses addresses that cannot be reached, because other members use them.
+/// Checks the form of the addresses in a registration, because other members connect to them.
+///
+/// # Errors
+/// [`Reason::Malformed`] names an address that is not host:port or unix:PATH.
 pub fn check_addresses(role: Role, request: &wire::RegisterRequest) -> Result<(), Refusal> {
     let needed = role == Role::Ps;
     for (field, address, needed) in [
@@ -53,7 +59,10 @@ pub fn check_addresses(role: Role, request: &wire::RegisterRequest) -> Result<()
     Ok(())
 }
 
-/// Refuses an evaluation with too many metrics, names that are too long, or a digest that is no SHA-256.
+/// Checks the sizes of an evaluation's metrics and digest.
+///
+/// # Errors
+/// [`Reason::Oversized`] for too many metrics or a name that is too long, [`Reason::Malformed`] for a digest that is no SHA-256.
 pub fn check_metrics(report: &wire::EvaluationReport) -> Result<(), Refusal> {
     let too_long = |name: &&String| name.len() > LONGEST_NAME;
     let longest = report.metrics.keys().find(too_long).map(String::len);

@@ -20,7 +20,10 @@ pub fn not_for(what: &str, origin: &Origin) -> Refusal {
     )
 }
 
-/// The data that a worker states.
+/// Reads the data that a worker states.
+///
+/// # Errors
+/// [`Reason::Malformed`] for a digest that is no SHA-256.
 pub fn read_data(request: &wire::RegisterVariablesRequest) -> Result<WorkerData, Refusal> {
     let digest = &request.data_digest;
     if !digest.is_empty() && digest.len() != DIGEST_BYTES {
@@ -39,7 +42,10 @@ pub fn read_data(request: &wire::RegisterVariablesRequest) -> Result<WorkerData,
     })
 }
 
-/// Takes a report of a member. Returns false for an evaluation that does not count.
+/// Applies a member's report. Returns false for an evaluation that does not count.
+///
+/// # Errors
+/// [`Reason::Malformed`] for an empty report or one of another role; otherwise the refusal of the report itself.
 pub fn take_report(
     cluster: &mut Cluster,
     now: Instant,

@@ -17,8 +17,8 @@ pub struct Timed<T = Record> {
     pub record: T,
 }
 
-/// What happened. `seconds` count from the beginning of training, `steps` are those done since then, and `task` names a member.
-#[allow(missing_docs)] // Of fields that the line above or their names explain.
+/// An event of a job. `seconds` count from the beginning of training, `steps` are the steps done until then, and `task` names a member.
+#[allow(missing_docs)] // The line above, or its name, explains each field without a comment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Record {
@@ -178,7 +178,7 @@ impl Timed {
 }
 
 impl Record {
-    /// Returns the line of a record that was made at this time, with its end.
+    /// Returns the line of `metrics.jsonl` for this record, with its newline. `time` is in seconds since 1970.
     ///
     /// # Errors
     /// If it cannot be written as JSON.

@@ -18,10 +18,14 @@ const MEMBER: &str = "members/";
 struct Awaited(#[serde(with = "stored::tasks")] BTreeMap<TaskId, Instant>);
 
 impl Durable {
-    /// Passes the name and the value of each row to `take`, which returns whether the row has changed.
+    /// Passes the name of each row and its value as JSON to `take`. `take` returns true for a row that differs from the persisted one:
+    /// builds with debug assertions read such a row back.
     ///
     /// # Errors
     /// If a row cannot be written as JSON.
+    ///
+    /// # Panics
+    /// With debug assertions, if a row that is read back is written in another form.
     pub fn rows(&self, take: &mut dyn FnMut(&str, &[u8]) -> bool) -> Result<(), String> {
         let mut rows = Encoded {
             take,

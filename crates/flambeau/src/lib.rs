@@ -94,7 +94,7 @@
 // - `fit`: training from a program
 // - `jobs`: the jobs of a long-lived cluster
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
-// - `evaluator`: evaluates checkpoints beside the training; `find_learning_rate`: tries learning rates before it
+// - `evaluator`: evaluates checkpoints beside the training; `find_learning_rate`: tries learning rates before it; `plot`: draws them
 // - `eval`, `report`, `metrics`: a run's model, report and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements

@@ -20,7 +20,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let dir = &arguments.run_dir;
     if !write(dir)? {
-        let missing = io::Error::other("the run has not ended, or this is no run directory");
+        let missing = io::Error::other(
+            "it is missing: the run has not ended, or this is not a run directory",
+        );
         return Err(CommandError::file(&dir.join(run_dir::SUMMARY))(missing));
     }
     outln!("{}", dir.join(run_dir::REPORT).display());
@@ -30,8 +32,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 /// Writes the report of a run. Returns whether there is one: a run that has not ended has no summary.
 pub(crate) fn write(dir: &Path) -> Result<bool, CommandError> {
     let path = dir.join(run_dir::SUMMARY);
-    let Ok(summary) = std::fs::read_to_string(&path) else {
-        return Ok(false);
+    let summary = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        summary => summary.map_err(CommandError::file(&path))?,
     };
     let summary: Value = serde_json::from_str(&summary).map_err(|error| CommandError::Content {
         path,

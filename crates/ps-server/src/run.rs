@@ -184,7 +184,7 @@ async fn serve_job(
     let accepting = task::spawn(threads.accept(listener, connections, stop.clone()));
 
     let mut place = Some(membership);
-    let outcome = until_told(process, server.follow(&mut place)).await;
+    let outcome = serve_until_stopped(process, server.follow(&mut place)).await;
     let next = after_job(process, outcome, place.as_ref(), run).await;
     let registers_again = matches!(next, Ok(Next::Job));
     let error = match &next {
@@ -214,9 +214,9 @@ async fn bind_lookups(
     Ok(Some((listening, address)))
 }
 
-/// Serves until the job is over, or the process is told to stop and a checkpoint has saved the shard's updates. Returns the outcome of the job;
-/// `None` if the process stops before.
-async fn until_told(
+/// Serves until the job is over or the process is told to stop. In the latter case it first waits for a checkpoint of the shard's updates. Returns
+/// the outcome of the job; `None` if the process stops without one.
+async fn serve_until_stopped(
     process: &Process,
     serve: impl Future<Output = Result<(), PsError>>,
 ) -> Option<Result<(), PsError>> {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use cluster::Cluster;
+use cluster::messages::not_for;
 use metrics::counter;
 use shared_proto::ids::Origin;
 use shared_proto::planted;
@@ -14,8 +16,6 @@ use tonic::Status;
 use super::origin::CallOrigin;
 use super::slot::Slot;
 use crate::keeping::shared::Shared;
-use cluster::Cluster;
-use cluster::messages::not_for;
 
 /// The current job, and the credentials that its callers need.
 #[derive(Clone)]

@@ -3,6 +3,9 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use cluster::limits::{check_addresses, check_lengths};
+use cluster::messages::{read_data, take_report};
+use cluster::{Cluster, Initialization, Joined, ModelSpecs};
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use shared_proto::blocks::VariableSpec;
@@ -22,9 +25,6 @@ use super::current_job::{CurrentJob, of_member, refused};
 use super::jobs::{JobCalls, failed, no_queue};
 use super::origin::CallOrigin;
 use crate::keeping::shared::LONG_POLL;
-use cluster::limits::{check_addresses, check_lengths};
-use cluster::messages::{read_data, take_report};
-use cluster::{Cluster, Initialization, Joined, ModelSpecs};
 
 type Answer<T> = Result<Response<T>, Status>;
 

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use cluster::Cluster;
+use cluster::messages::wire_work;
 use futures_util::stream::{Stream, unfold};
 use shared_proto::connections::Caller;
 use shared_proto::ids::Origin;
@@ -15,8 +17,6 @@ use tonic::{Extensions, Status, Streaming};
 use super::current_job::{CurrentJob, of_member, refused};
 use super::origin::CallOrigin;
 use super::slot::Active;
-use cluster::Cluster;
-use cluster::messages::wire_work;
 
 /// Returns the call to the cluster that leases work. `copied` is the newest checkpoint for which the worker has copied its values.
 fn lease(

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cluster::limits::LONGEST_NAME;
 use parking_lot::Mutex;
 use shared_proto::wire;
-
-use cluster::limits::LONGEST_NAME;
 
 /// A member that waits asks again at once, so one that has not asked for this long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(10);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use checkpoint::{BEAT, CheckpointError, Claim, Manifest, Store};
+use cluster::{DurableCheckpoint, Failure, SavedProgress, StoreTask, Sweep};
 
 use super::shared::Shared;
-use cluster::{DurableCheckpoint, Failure, SavedProgress, StoreTask, Sweep};
 use tokio_util::sync::CancellationToken;
 
 /// The pause before a store that did not answer is asked again.

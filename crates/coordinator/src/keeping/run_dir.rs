@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use checkpoint::Store;
+use cluster::{Record, Summary};
 use daemon::Offload;
 use metrics::counter;
 use parking_lot::Mutex;
@@ -17,7 +18,6 @@ use tokio::sync::mpsc;
 
 use super::history::History;
 use super::tensorboard;
-use cluster::{Record, Summary};
 
 /// The longest wait for the last records to be written, among them the histograms of the last checkpoint.
 pub(crate) const LAST_RECORDS: Duration = Duration::from_secs(15);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cluster::{Changes, Cluster, Record, StoreTask, Sweep};
 use daemon::Offload;
 use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch};
@@ -15,7 +16,6 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::state::State;
-use cluster::{Changes, Cluster, Record, StoreTask, Sweep};
 
 /// The longest wait of a call for a result before it answers that there is none yet.
 pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);

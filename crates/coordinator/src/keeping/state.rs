@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cluster::Durable;
 use parking_lot::Mutex;
 use shared_proto::job::run_dir;
 
 use super::log::{Log, LogFile, RowChanges, RowStore, Rows, StateError, Storage};
-use cluster::Durable;
 
 /// The room that each of the two files has from the beginning, in bytes. A state of half of it is written even if the disk is full.
 const ROOM: usize = 4 << 20;

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use cluster::Summary;
 use serde::{Deserialize, Serialize};
 use shared_proto::number;
 use shared_proto::wire;
-
-use cluster::Summary;
 
 /// A job of the queue, as it is persisted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

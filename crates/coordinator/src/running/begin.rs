@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use checkpoint::{CheckpointError, Claim, DEAD_AFTER, Manifest, Store};
+use cluster::{CheckpointPlace, Cluster, Durable, SavedProgress, Turn};
 use shared_proto::ids::RunNumber;
 use shared_proto::job::{Job, LabelTransform, Mode, run_dir};
 use shared_proto::receipt::ReceiptKey;
@@ -14,7 +15,6 @@ use super::best;
 use super::error::CoordinatorError;
 use crate::keeping::log::StateError;
 use crate::keeping::state::State;
-use cluster::{CheckpointPlace, Cluster, Durable, SavedProgress, Turn};
 
 /// The time for which a coordinator that starts again waits for the store of its checkpoints.
 const STORE_ANSWERS: Duration = Duration::from_secs(5);

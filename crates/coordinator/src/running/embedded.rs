@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use checkpoint::Store;
+use cluster::{Summary, Turn};
 use daemon::Offload;
 use serde_json::Value;
 use shared_proto::connections::AcceptedStream;
@@ -17,7 +18,6 @@ use super::error::CoordinatorError;
 use super::wiring::Parts;
 pub use crate::keeping::log::{LogFile, Storage};
 use crate::keeping::state::State;
-use cluster::{Summary, Turn};
 
 /// Records that may wait to be taken.
 const RECORDS: usize = 1024;

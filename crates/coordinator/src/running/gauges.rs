@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use cluster::Cluster;
 use metrics::{Gauge, counter, gauge};
 use parking_lot::Mutex;
 use shared_proto::ids::{Role, TaskId};
@@ -10,7 +11,6 @@ use shared_proto::view::JobPhase;
 
 use super::rings::RingGauges;
 use super::total::Total;
-use cluster::Cluster;
 
 const PHASES: [(JobPhase, &str); 4] = [
     (JobPhase::Starting, "starting"),

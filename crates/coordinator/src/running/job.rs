@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::{Cluster, Summary, Turn};
 use daemon::Offload;
 use daemon::process::Process;
 use shared_proto::job::{Job, run_dir};
@@ -19,7 +20,6 @@ use crate::keeping::run_dir::{LAST_RECORDS, Recorder};
 use crate::keeping::state::State;
 use crate::page::ShownJob;
 use crate::queue::{End, Entry, JobQueue, Outcome};
-use cluster::{Cluster, Summary, Turn};
 
 /// The pause before another attempt to persist the beginning or the end of a job.
 pub(super) const PERSIST_AGAIN: Duration = Duration::from_secs(1);

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cluster::{Cause, Cluster};
 use metrics::{Gauge, Histogram, counter, gauge, histogram};
 
 use super::total::Total;
-use cluster::{Cause, Cluster};
 
 /// Handles of the metrics, built once.
 pub(super) struct RingGauges {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::Turn;
 use daemon::Offload;
 use daemon::process::Process;
 use daemon::settings::AfterJob;
@@ -23,7 +24,6 @@ use super::wiring::{DRAIN, Parts};
 use crate::keeping::run_dir::{LAST_RECORDS, Recorder};
 use crate::keeping::state::State;
 use crate::page::{Page, ShownJob};
-use cluster::Turn;
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::{CheckpointError, Claim, Store};
+use cluster::{Cluster, Record, Summary};
 use daemon::Offload;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
@@ -29,7 +30,6 @@ use crate::calls::slot::{Active, Slot};
 use crate::keeping::keeper::{keep_claim, run_store_tasks};
 use crate::keeping::shared::Shared;
 use crate::keeping::state::State;
-use cluster::{Cluster, Record, Summary};
 
 /// The longest wait for the servers' last reports, and then for the members to leave.
 const FAREWELL: Duration = Duration::from_secs(5);

@@ -311,7 +311,7 @@ impl Follower {
         };
         followed.map_err(not_committed)?;
         if let Some((step, store)) = measured {
-            let squares = self.measure(registered.membership, step, store).await;
+            let squares = self.report_norm(registered.membership, step, store).await;
             squares.map_err(not_committed)?;
         }
         *registered.held = None;
@@ -322,8 +322,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Reports this shard's part of the norm of a step.
-    async fn measure(
+    /// Computes this shard's part of the norm of a step, and sends it to the coordinator.
+    async fn report_norm(
         &self,
         membership: &Membership,
         step: Commit,

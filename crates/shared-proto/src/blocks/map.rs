@@ -67,8 +67,8 @@ pub enum ShardServer {
 }
 
 impl ShardServer {
-    /// Reads the form of messages and of stored maps: a lost server has no address.
-    fn read(task: Task, address: String) -> Self {
+    /// Returns a server at an address; one without an address is lost, as in messages and in stored maps.
+    pub fn new(task: Task, address: String) -> Self {
         match address.is_empty() {
             true => Self::Lost(task),
             false => Self::At(task, address),
@@ -112,7 +112,7 @@ struct StoredShard {
 impl From<StoredShard> for PlacedShard {
     fn from(stored: StoredShard) -> Self {
         Self {
-            server: ShardServer::read(stored.server, stored.address),
+            server: ShardServer::new(stored.server, stored.address),
             source: stored.source,
         }
     }
@@ -120,9 +120,13 @@ impl From<StoredShard> for PlacedShard {
 
 impl From<PlacedShard> for StoredShard {
     fn from(shard: PlacedShard) -> Self {
+        let (server, address) = match shard.server {
+            ShardServer::At(server, address) => (server, address),
+            ShardServer::Lost(server) => (server, String::new()),
+        };
         Self {
-            address: shard.server.address().unwrap_or_default().to_owned(),
-            server: shard.server.task(),
+            address,
+            server,
             source: shard.source,
         }
     }

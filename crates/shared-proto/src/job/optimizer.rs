@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::JobError;
-use super::require::{Shown, require};
+use super::require::require;
 
 macro_rules! settings {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
@@ -234,17 +234,18 @@ impl Optimizer {
     pub(crate) fn validate(&self) -> Result<(), JobError> {
         let positive = |x: f32| x.is_finite() && x > 0.0;
         let not_negative = |x: f32| x.is_finite() && x >= 0.0;
+        let is_fraction = |x: f32| (0.0..1.0).contains(&x);
         let rate = self.learning_rate();
         require!(positive(rate), "optimizer.learning_rate" => rate, "must be positive");
         if let Some(decay) = self.clone().weight_decay_mut() {
-            require!(not_negative(*decay), "optimizer.weight_decay" => decay, "must not be negative");
+            require!(not_negative(*decay), "optimizer.weight_decay" => *decay, "must not be negative");
         }
         let epsilon = |x: f32| {
             require!(positive(x), "optimizer.epsilon" => x, "must be positive");
             Ok(())
         };
         let momentum = |x: f32| {
-            require!((0.0..1.0).contains(&x), "optimizer.momentum" => x, "must be at least 0 and less than 1");
+            require!(is_fraction(x), "optimizer.momentum" => x, "must be at least 0 and less than 1");
             Ok(())
         };
         match self {
@@ -257,7 +258,7 @@ impl Optimizer {
             }
             Self::RmsProp(s) => {
                 epsilon(s.epsilon)?;
-                require!((0.0..1.0).contains(&s.alpha), "optimizer.alpha" => s.alpha, "must be at least 0 and less than 1");
+                require!(is_fraction(s.alpha), "optimizer.alpha" => s.alpha, "must be at least 0 and less than 1");
                 momentum(s.momentum)?;
             }
             Self::Adam(Adam {
@@ -273,8 +274,8 @@ impl Optimizer {
                 ..
             }) => {
                 epsilon(*e)?;
-                require!((0.0..1.0).contains(beta1), "optimizer.beta1" => beta1, "must be at least 0 and less than 1");
-                require!((0.0..1.0).contains(beta2), "optimizer.beta2" => beta2, "must be at least 0 and less than 1");
+                require!(is_fraction(*beta1), "optimizer.beta1" => *beta1, "must be at least 0 and less than 1");
+                require!(is_fraction(*beta2), "optimizer.beta2" => *beta2, "must be at least 0 and less than 1");
             }
             Self::Ftrl(s) => {
                 // At zero, a weight with zero gradients would be divided by zero.

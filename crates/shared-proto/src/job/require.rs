@@ -17,7 +17,7 @@ macro_rules! shown_as_in_the_file {
     };
 }
 
-shown_as_in_the_file!(String, PathBuf, Vec<usize>, u32, u64, f32, f64);
+shown_as_in_the_file!(String, PathBuf, Vec<usize>, usize, u32, u64, f32, f64);
 
 impl<T: Shown> Shown for Option<T> {
     fn shown(&self) -> String {
@@ -25,13 +25,14 @@ impl<T: Shown> Shown for Option<T> {
     }
 }
 
-/// Refuses a setting that does not meet a condition.
+/// Returns [`JobError::Setting`](super::JobError::Setting) from the function unless a condition holds:
+/// `require!(condition, "setting" => value, "what is expected")`.
 macro_rules! require {
     ($condition:expr, $field:literal => $value:expr, $expected:literal) => {
         if !$condition {
-            return Err(JobError::Setting {
+            return Err($crate::job::JobError::Setting {
                 field: $field,
-                value: $value.shown(),
+                value: $crate::job::require::Shown::shown(&$value),
                 expected: $expected,
             });
         }

@@ -2,7 +2,7 @@
 
 mod strategy;
 
-use super::require::{Shown, require};
+use super::require::require;
 use super::{BatchNorm, Evaluations, Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
@@ -124,7 +124,7 @@ impl Job {
         }
         require!(
             (1..=MAX_EMBEDDING).contains(&model.embedding),
-            "model.embedding" => (model.embedding as u64), "must be at least 1 and at most 65536"
+            "model.embedding" => model.embedding, "must be at least 1 and at most 65536"
         );
         Ok(())
     }

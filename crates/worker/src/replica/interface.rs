@@ -117,7 +117,7 @@ impl Computing {
 pub enum EvaluationPart {
     /// The first samples. An evaluation that was not finished is dropped.
     First,
-    /// The samples after those of the part before, for which all that it wanted has been taken in.
+    /// The samples after those of the part before, for which all that it wanted has been loaded.
     Next,
 }
 

@@ -59,7 +59,7 @@ const COMMANDS: usize = 64;
 enum Command {
     /// The batches of a step, which the reader sends.
     Prepare(Positions, oneshot::Receiver<Batches>),
-    TakeIn(Vec<Part>),
+    Load(Vec<Part>),
     /// With the other replicas of a step that is computed together.
     Compute(Positions, Step, Option<Others>, Reply<Computed>),
     ComputeInBuckets(Positions, Step, Filling, Reply<InBuckets>),
@@ -188,7 +188,7 @@ impl Replica for ModelReplica {
 
     async fn load(&self, parts: Vec<Part>) {
         // If the thread has ended, the next command that waits for an answer reports it.
-        let _ = self.commands.send(Command::TakeIn(parts)).await;
+        let _ = self.commands.send(Command::Load(parts)).await;
     }
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
@@ -275,7 +275,7 @@ struct Thread {
     /// True if the variables no longer have their initial values.
     overwritten: bool,
     mirrored: Mirrored,
-    /// The error of weights taken in since the last answer.
+    /// The first error of loading values since the last answer.
     loaded: Result<(), ReplicaError>,
 }
 
@@ -347,11 +347,11 @@ impl Thread {
                     self.prepared.drain(..surplus);
                     self.prepared.push_back((positions, batches));
                 }
-                Command::TakeIn(parts) => {
+                Command::Load(parts) => {
                     let loaded = self.load(&parts);
                     self.loaded = std::mem::replace(&mut self.loaded, Ok(())).and(loaded);
                 }
-                // The membership that has begun it has ended, and with it the weights that it took in.
+                // The membership that has begun it has ended, and with it the weights that it loaded.
                 Command::Compute(_, _, None, reply) if reply.is_closed() => {
                     self.loaded = Ok(());
                 }
@@ -406,7 +406,7 @@ impl Thread {
         Ok(Assembled { batches, rows })
     }
 
-    /// Evaluates the part that was read before, for which the rows have been taken in, and reads the next one.
+    /// Evaluates the part that was read before, whose rows are loaded, and reads the next one.
     fn evaluate(&mut self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
         std::mem::replace(&mut self.loaded, Ok(()))?;
         let mut evaluating = match (part, self.evaluating.take()) {

@@ -7,12 +7,12 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::Path;
 
+use cluster::{Record, Timed};
 use serde_json::{Value, json};
 use shared_proto::job::run_dir;
 use shared_proto::number::Number;
 
 use self::series::{Point, Series};
-use cluster::{Record, Timed};
 
 /// The most points of a curve.
 const MOST_POINTS: usize = 512;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use checkpoint::Store;
+use cluster::Record;
 use daemon::Offload;
 use metrics::counter;
 use shared_proto::job::run_dir;
@@ -21,7 +22,6 @@ use tokio::io::{AsyncWriteExt, BufWriter};
 use tokio::sync::{mpsc, oneshot};
 
 use self::format::{Event, Value};
-use cluster::Record;
 
 /// The end of the names of event files that this module writes.
 const OURS: &str = ".flambeau";

@@ -145,7 +145,7 @@ impl TryFrom<wire::ShardMap> for ShardMap {
                 .zip(map.sources)
                 .map(|((address, server), source)| {
                     Ok(PlacedShard {
-                        server: ShardServer::read(server.try_into()?, address),
+                        server: ShardServer::new(server.try_into()?, address),
                         source: source.into(),
                     })
                 })

@@ -1,6 +1,6 @@
 //! Checks of a job's strategy.
 
-use crate::job::require::Shown;
+use crate::job::require::{Shown, require};
 use crate::job::{
     BatchNorm, Correction, CrossDevice, Job, JobError, Mode, Strategy, StrategyName, Wire,
 };
@@ -62,20 +62,16 @@ impl Strategy {
             average,
             ..
         } = self.correction;
-        if !(step_limit.is_finite() && step_limit > 0.0) {
-            return Err(JobError::Setting {
-                field: "strategy.correction.step_limit",
-                value: step_limit.to_string(),
-                expected: "must be above 0; to leave steps as they are, set strategy.correction.enabled to false",
-            });
-        }
-        if !(0.0..=1.0).contains(&average) {
-            return Err(JobError::Setting {
-                field: "strategy.correction.average",
-                value: average.to_string(),
-                expected: "must be from 0 (evaluate the newest weights) to 1 (their mean over a pass)",
-            });
-        }
+        require!(
+            step_limit.is_finite() && step_limit > 0.0,
+            "strategy.correction.step_limit" => step_limit,
+            "must be above 0; to leave steps as they are, set strategy.correction.enabled to false"
+        );
+        require!(
+            (0.0..=1.0).contains(&average),
+            "strategy.correction.average" => average,
+            "must be from 0 (evaluate the newest weights) to 1 (their mean over a pass)"
+        );
         let default = Correction::default();
         let (field, value) = if step_limit != default.step_limit {
             ("strategy.correction.step_limit", step_limit.to_string())

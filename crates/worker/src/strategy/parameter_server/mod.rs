@@ -221,7 +221,7 @@ impl ParameterServer {
         wants: &[Want],
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<ps_client::PullOutcome, ClientError> {
-        // The later answer leaves out unchanged blocks, so both are taken in, in order.
+        // The later answer leaves out unchanged blocks, so both are loaded, in order.
         if let Some(next) = self.next.take() {
             next.error.map_or(Ok(()), Err)?;
             self.take_all(next.ticket, &mut take).await?;
@@ -382,8 +382,8 @@ impl Strategy for ParameterServer {
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
         let wants = batch.wants().await;
-        let take = async |blocks| replica.load(parts(blocks)).await;
-        Ok(self.pull_blocks(clock, wants, take).await?)
+        let load = async |blocks| replica.load(parts(blocks)).await;
+        Ok(self.pull_blocks(clock, wants, load).await?)
     }
 
     async fn compute(
@@ -393,8 +393,8 @@ impl Strategy for ParameterServer {
         next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        let take = async |blocks| replica.load(parts(blocks)).await;
-        self.compute_blocks(positions, step, next, replica, take)
+        let load = async |blocks| replica.load(parts(blocks)).await;
+        self.compute_blocks(positions, step, next, replica, load)
             .await
     }
 
@@ -421,8 +421,8 @@ impl Strategy for ParameterServer {
         view: ViewNumber,
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
-        let take = async |blocks| replica.load(parts(blocks)).await;
-        self.evaluate_blocks(clock, view, replica, take).await
+        let load = async |blocks| replica.load(parts(blocks)).await;
+        self.evaluate_blocks(clock, view, replica, load).await
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
