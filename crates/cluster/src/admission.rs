@@ -63,7 +63,7 @@ impl Cluster {
     /// # Errors
     /// [`Reason::StaleEpoch`].
     pub(super) fn check_epoch(&self, origin: &Origin) -> Result<(), Refusal> {
-        let newest = self.epoch();
+        let newest = self.durable.epoch();
         if origin.epoch == newest || planted!(NeverReplaced) {
             return Ok(());
         }

@@ -12,8 +12,8 @@ use super::members::Member;
 impl Cluster {
     /// Returns whether a server has memory for a shard. One that states none has.
     pub(super) fn has_room_for(&self, server: Task, shard: usize) -> bool {
-        let map = self.map();
-        let capacity = self.member(server.id).and_then(|m| m.capacity);
+        let map = self.durable.map();
+        let capacity = self.durable.member(server.id).and_then(|m| m.capacity);
         let (Some(map), Some(capacity)) = (map, capacity) else {
             return true;
         };
@@ -23,8 +23,9 @@ impl Cluster {
 
     /// Returns a server that holds no shard and has memory for this one.
     pub(super) fn spare_for(&self, shard: usize) -> Option<Task> {
-        let mut servers = self.live(Role::Ps).map(|m| m.task);
-        servers.find(|task| self.shard_of(*task).is_none() && self.has_room_for(*task, shard))
+        let mut servers = self.durable.live(Role::Ps).map(|m| m.task);
+        servers
+            .find(|task| self.durable.shard_of(*task).is_none() && self.has_room_for(*task, shard))
     }
 }
 

@@ -58,9 +58,9 @@ pub(super) enum Stage {
 pub struct DurableCheckpoint {
     /// The folder, or the address in an object store.
     pub location: String,
-    /// Its number in the run.
+    /// The number of the checkpoint in its run.
     pub number: u64,
-    /// The progress of the training at that time.
+    /// The progress of the training at the checkpoint.
     pub progress: SavedProgress,
     /// The id of the run that wrote it; empty for earlier releases.
     #[serde(default)]

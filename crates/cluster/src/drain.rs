@@ -13,8 +13,8 @@ impl Cluster {
     /// Notes that a server is about to stop, and orders a checkpoint of its shard. Outside sync mode the server
     /// takes no pushes any more; in sync mode no step is planned until it has left. Returns whether it may leave.
     pub fn drain(&mut self, now: Instant, server: Task) -> bool {
-        let initialized = self.initialized();
-        let holds = self.shard_of(server).is_some();
+        let initialized = self.durable.initialized();
+        let holds = self.durable.shard_of(server).is_some();
         if self.ended() || self.place().is_none() || !initialized || !holds || planted!(NoDrain) {
             return true;
         }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Role, RunNumber, TaskId, ViewNumber};
+use shared_proto::blocks::{PlacedTable, ShardMap, ShardServer};
+use shared_proto::ids::{Epoch, Role, RunNumber, Task, TaskId, ViewNumber};
 use shared_proto::job::{Job, StrategyName};
 use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
@@ -135,6 +136,108 @@ impl Durable {
     pub fn has_ended(&self) -> bool {
         matches!(self.outcome.phase, JobPhase::Done | JobPhase::Failed)
     }
+
+    /// Returns the epoch of the shard map; without one, that of the ring.
+    pub(super) fn epoch(&self) -> Epoch {
+        let map = self.map();
+        map.map_or(self.ring.number, |map| map.epoch)
+    }
+
+    /// Returns the shard map, once it is cut.
+    pub(super) fn map(&self) -> Option<&ShardMap> {
+        self.variables.as_ref()?.map.as_ref()
+    }
+
+    /// Returns the shard map to be changed, once it is cut.
+    pub(super) fn map_mut(&mut self) -> Option<&mut ShardMap> {
+        self.variables.as_mut()?.map.as_mut()
+    }
+
+    /// Returns whether the variables have their initial values.
+    pub(super) fn initialized(&self) -> bool {
+        let variables = self.variables.as_ref();
+        variables.is_some_and(|variables| variables.initialized)
+    }
+
+    /// Returns a member.
+    pub(super) fn member(&self, id: TaskId) -> Option<&Member> {
+        self.members.get(&id)
+    }
+
+    /// Returns the members of a role that are alive.
+    pub(super) fn live(&self, role: Role) -> impl Iterator<Item = &Member> {
+        let of_role = move |m: &&Member| m.alive && m.task.id.role == role;
+        self.members.values().filter(of_role)
+    }
+
+    /// Returns the servers of the shards, in the order of the shards.
+    pub(super) fn servers(&self) -> Vec<Task> {
+        let map = self.map();
+        map.map_or_else(Vec::new, |map| {
+            map.shards.iter().map(|shard| shard.server.task()).collect()
+        })
+    }
+
+    /// Returns the shards without a server.
+    pub(super) fn orphans(&self) -> impl Iterator<Item = usize> + '_ {
+        let map = self.map();
+        let shards = map.map_or(&[][..], |map| &map.shards);
+        let numbered = shards.iter().enumerate();
+        let without_server =
+            numbered.filter(|(_, shard)| matches!(shard.server, ShardServer::Lost(_)));
+        without_server.map(|(number, _)| number)
+    }
+
+    /// Returns the shard that a server holds.
+    pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
+        let shards = &self.map()?.shards;
+        shards.iter().position(|shard| shard.server.task() == task)
+    }
+
+    /// Returns the tables of the shard map; none before the map is made.
+    pub(super) fn tables(&self) -> &[PlacedTable] {
+        let variables = self.variables.as_ref();
+        let map = variables.and_then(|variables| variables.map.as_ref());
+        map.map_or(&[], |map| &map.tables)
+    }
+
+    /// Returns the number of training samples; 0 before a worker has stated it.
+    pub(super) fn training_samples(&self) -> u64 {
+        self.variables
+            .as_ref()
+            .map_or(0, |v| v.data.training_samples)
+    }
+
+    /// Returns the number of blocks of a shard that take updates; 0 if there is no such shard.
+    pub(super) fn updated_blocks_of(&self, shard: u32) -> u64 {
+        let variables = self.variables.as_ref();
+        let counts = variables.map(Variables::updated_blocks_of_shards);
+        counts
+            .and_then(|counts| counts.get(shard as usize))
+            .map_or(0, |count| *count)
+    }
+
+    /// Returns for each shard that has lost updates how many steps of workers these are, if each step changes all of its blocks.
+    pub(super) fn lost_steps(&self) -> BTreeMap<u32, u64> {
+        let by_shard = self.losses.by_shard.iter();
+        let steps = |(shard, updates): (&u32, &u64)| {
+            (
+                *shard,
+                updates.div_ceil(self.updated_blocks_of(*shard).max(1)),
+            )
+        };
+        by_shard.map(steps).collect()
+    }
+
+    /// Returns the number of steps and of samples done.
+    pub(super) fn done(&self) -> (u64, u64) {
+        (self.training.tally.steps, self.training.tally.samples)
+    }
+
+    /// Returns whether any member has not left yet.
+    pub(super) fn anyone_there(&self) -> bool {
+        self.members.values().any(|m| m.alive)
+    }
 }
 
 impl Cluster {
@@ -167,7 +270,7 @@ impl Cluster {
         }
         let newest = cluster.durable.checkpoints.newest.as_ref();
         cluster.saving.newest_begun = newest.map(|_| now);
-        let servers = cluster.live(Role::Ps).next().is_some();
+        let servers = cluster.durable.live(Role::Ps).next().is_some();
         cluster.instants.last_ps_joined = servers.then_some(now);
         cluster.must_persist();
         cluster

@@ -180,7 +180,7 @@ impl Cluster {
         }
         if !self.has_ring() {
             self.check_epoch(origin)?;
-        } else if self.map().is_some() && origin.epoch != self.epoch() {
+        } else if self.durable.map().is_some() && origin.epoch != self.durable.epoch() {
             // The rows may be of another epoch. Without servers, the weights of a step are the same in each ring.
             self.durable.evaluations.release(task);
             self.must_persist();

@@ -19,7 +19,7 @@ impl Cluster {
         task: Task,
         request: &wire::FinishStepRequest,
     ) -> Result<(), Refusal> {
-        let held = self.held_by(task);
+        let held = self.durable.training.held_by(task);
         match held {
             Some(split) if split.id == request.split => Ok(()),
             _ => Err(not_leased(task, request)),
@@ -48,8 +48,8 @@ impl Cluster {
             let mut given = likely.filter(|given| given.shard == *shard);
             given.any(|given| key.verifies(&given.receipt, *shard, origin.task, clock))
         };
-        let shards = 0..self.servers().len() as u32;
-        let mut with_blocks = shards.filter(|shard| self.updated_blocks_of(*shard) > 0);
+        let shards = 0..self.durable.servers().len() as u32;
+        let mut with_blocks = shards.filter(|shard| self.durable.updated_blocks_of(*shard) > 0);
         match with_blocks.find(|shard| !holds(shard)) {
             None => Ok(()),
             Some(shard) => Err(Refusal::new(
@@ -71,7 +71,7 @@ impl Cluster {
         task: Task,
         request: &wire::FinishStepRequest,
     ) -> Result<(), Refusal> {
-        let held = self.held_by(task);
+        let held = self.durable.training.held_by(task);
         let done = held.map_or(0, |split| request.position.saturating_sub(split.start));
         self.check_report(task, request, done)
     }
@@ -128,7 +128,7 @@ impl Cluster {
         let task = origin.task;
         let mine = |step: &&Step| step.unfinished().any(|unfinished| unfinished == task);
         let step = self.durable.training.step.as_ref().filter(mine);
-        let held = self.held_by(task);
+        let held = self.durable.training.held_by(task);
         match (step, held) {
             (Some(step), Some(split))
                 if request.steps == 1

@@ -91,6 +91,7 @@ impl Cluster {
 
     /// Returns whether the cluster waits for a departed member, because it has a shard or was evicted.
     fn is_expected(&self, member: &Member) -> bool {
-        self.durable.awaited.contains_key(&member.task.id) || self.shard_of(member.task).is_some()
+        self.durable.awaited.contains_key(&member.task.id)
+            || self.durable.shard_of(member.task).is_some()
     }
 }

@@ -36,13 +36,6 @@ pub fn calls(bytes: &[u8]) {
     }
 }
 
-impl Cluster {
-    /// Adds the result of an evaluation that no worker has leased, for tests of the state on disk.
-    pub fn add_evaluation(&mut self, report: wire::EvaluationReport) {
-        self.durable.evaluations.add(report.into());
-    }
-}
-
 /// Reads bytes as a kept state, and as changes to one. Returns the number of states that were resumed.
 pub fn decode(bytes: &[u8]) -> usize {
     let mut resumed = usize::from(resume(bytes));
@@ -67,13 +60,13 @@ fn resume(bytes: &[u8]) -> bool {
     cluster.tick(now);
     cluster.refresh_view();
     cluster.status(now);
-    let workers: Vec<Task> = cluster.live(Role::Worker).map(|m| m.task).collect();
+    let workers: Vec<Task> = cluster.durable.live(Role::Worker).map(|m| m.task).collect();
     for worker in workers {
         let origin = Origin {
             job: cluster.job().name.clone(),
             run: cluster.run_number(),
             task: worker,
-            epoch: cluster.epoch(),
+            epoch: cluster.durable.epoch(),
             clock: Clock(0),
             sequence: Sequence(1),
         };
@@ -101,6 +94,13 @@ fn without_generation(kept: &str) -> Value {
     let mut state: Value = serde_json::from_str(kept).expect("what was kept");
     state["run"]["starts"].take();
     state
+}
+
+impl Cluster {
+    /// Adds the result of an evaluation that no worker has leased, for tests of the state on disk.
+    pub fn add_evaluation(&mut self, report: wire::EvaluationReport) {
+        self.durable.evaluations.add(report.into());
+    }
 }
 
 #[cfg(test)]

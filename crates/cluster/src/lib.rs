@@ -1,27 +1,28 @@
 //! The coordinator's decisions as plain data: calls come in with the time, answers go out, and the caller
 //! fetches the resulting view and records.
 //!
-//! - `messages`: what calls say, read and checked; `limits`: limits of the names in them
+//! - `messages`: reads and checks calls, and writes answers; `limits`: the limits of their names
 //! - `admission`: of calls
 //! - `members`: registration, leases, generations; `forgotten`: totals of members that are no longer tracked
-//! - `variables`: the model's variables, initial values; `shard_map`: its cut; `map_size`: what a map may have
+//! - `variables`, `model`: the model's variables, initial values; `shard_map`: its cut; `map_size`: what a map may have
 //! - `durable`: the state that outlives this process; `rows`, `stored`: its form; `possible`: whether one can be resumed
 //! - `checkpoints`: those that the job has; `saving`: orders and collects one; `failures`, `backoff`: those that
 //!   fail; `recovery`: going back to one
-//! - `placement`: blocks to shards; `ledger`: data to workers; `capacity`: the memory that servers have for them
+//! - `placement`: blocks to shards; `capacity`: the memory that servers have for them; `ledger`: data to workers, in pieces (`split`)
+//!   that they lease (`leases`)
 //! - `process`: the process behind a member, and its newest registration
-//! - `drain`: servers that are about to stop
+//! - `shard_reports`: what servers report of their shards; `drain`: servers that are about to stop
 //! - `losses`: acknowledged updates that are lost with a server
 //! - `evaluations`: those that are due, in progress and done; `monitors`: the metrics that early stopping and the learning rate follow
-//! - `training`: leases of work, and the end; `steps`: planned, finished and committed; `finished`: checks of reported
-//!   steps; `times`: where the time goes
+//! - `training`: leases of work; `steps`: planned, finished and committed; `finished`: checks of reported
+//!   steps; `fast_path`: calls that change only clocks and leased data; `times`: where the time goes
 //! - `ring`: the workers that hold the dense variables, and the steps that they make together
-//! - `waits`: the reasons for which training waits
+//! - `waits`: the reasons for which training waits; `views`: what members follow
 //! - `unable`: members that cannot work, and jobs that end because of them
 //! - `stop`: the early end of a job
 //! - `fuzzing`: the drivers of fuzz targets
-//! - `observed`: counts for people, since this process started; `status`, `outcome`: the status, and the summary;
-//!   `record`: their form in the run directory; `rise`: a warning when the training loss rises
+//! - `observed`: counts for people, since this process started; `status`: the status; `outcome`: the end
+//!   of the job, and its summary; `record`: their form in the run directory; `rise`: a warning when the training loss rises
 
 mod admission;
 mod backoff;
@@ -57,6 +58,7 @@ mod rise;
 mod rows;
 mod saving;
 mod shard_map;
+mod shard_reports;
 mod split;
 mod status;
 mod steps;
@@ -66,6 +68,7 @@ mod times;
 mod training;
 mod unable;
 mod variables;
+mod views;
 mod waits;
 
 #[cfg(test)]
@@ -74,17 +77,14 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{Clock, Epoch, Role, RunNumber, Task, TaskId};
+use shared_proto::ids::{RunNumber, TaskId};
 use shared_proto::job::{Job, Mode};
-use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::staleness::StalenessBound;
-use shared_proto::view::{Commit, JobPhase, View};
+use shared_proto::view::View;
 
 use backoff::Backoff;
 use fast_path::ClockCounts;
-use members::Member;
 use observed::Observed;
 use saving::Saving;
 use steps::Norms;
@@ -95,8 +95,7 @@ pub use evaluations::DIGEST_BYTES;
 pub use failures::{Lineage, Sweep};
 pub use model::ModelSpecs;
 pub use observed::FaultCounts;
-pub use record::Summary;
-pub use record::{Record, Timed};
+pub use record::{Record, Summary, Timed};
 pub use ring::{Cause, Joined, RingFigures, Rings};
 pub use saving::{Failure, StoreTask};
 pub use split::Split;
@@ -135,9 +134,6 @@ pub enum Turn {
     Submitted,
 }
 
-/// The largest number of slowest workers in a view.
-const MOST_SLOWEST: usize = 8;
-
 /// Times of this process.
 #[derive(Debug, Default)]
 struct Instants {
@@ -170,7 +166,7 @@ pub struct Changes {
 }
 
 impl Cluster {
-    /// Returns the cluster of a job without members.
+    /// Returns a cluster without members for a job.
     pub fn new(job: Job) -> Self {
         let durable = Durable::new(&job);
         Self::over(job, durable)
@@ -271,7 +267,7 @@ impl Cluster {
         &self.job
     }
 
-    /// Returns the time after which a member without a sign of life is gone.
+    /// Returns the length of a lease: a member that sends nothing for this long is evicted.
     pub fn lease(&self) -> Duration {
         Duration::from_secs_f64(self.job.cluster.lease_seconds)
     }
@@ -295,182 +291,14 @@ impl Cluster {
         !self.sync() && !self.has_ring()
     }
 
-    /// Makes a new view, with a higher number if anything in it has changed, and returns it.
-    pub fn refresh_view(&mut self) -> &View {
-        if self.on_fast_path() && !self.view_is_outdated() {
-            return self.refresh_min_clock();
-        }
-        self.leave_fast_path();
-        let fresh = self.fresh_view();
-        if fresh != self.view {
-            self.view = View {
-                number: self.view.number.next(),
-                ..fresh
-            };
-        }
-        &self.view
+    /// Returns the number of steps and of samples done.
+    pub fn done(&self) -> (u64, u64) {
+        self.durable.done()
     }
 
-    /// Computes the view from all members. It has the number of the newest view.
-    pub(crate) fn fresh_view(&mut self) -> View {
-        let mut workers: Vec<Task> = self.live(Role::Worker).map(|m| m.task).collect();
-        workers.sort_by_key(|task| task.id.index);
-        View {
-            number: self.view.number,
-            epoch: self.epoch(),
-            workers,
-            min_clock: self.update_min_clock(),
-            slowest: self.slowest(),
-            initializer: self.durable.variables.as_ref().and_then(|v| v.initializer),
-            initialized: self.initialized(),
-            commit: self.durable.training.commit.clone(),
-            phase: self.durable.outcome.phase,
-            error: self.durable.outcome.error.clone(),
-            checkpoint: self.saving.order(),
-            run: self.durable.run.number,
-            learning_rate_factor: self.learning_rate_factor(),
-            // Set when the view is published.
-            persisted: 0,
-            opened: 0,
-            measured: self.step_to_measure(),
-        }
-    }
-
-    /// Returns whether the view differs in a field that is compared without looking at members. The list of workers is not compared: a call
-    /// that changes it leaves the fast path.
-    fn view_is_outdated(&self) -> bool {
-        let initializer = self.durable.variables.as_ref().and_then(|v| v.initializer);
-        let step = |commit: &Option<Commit>| commit.as_ref().map(|commit| commit.step);
-        let view = &self.view;
-        view.epoch != self.epoch()
-            || view.initializer != initializer
-            || view.initialized != self.initialized()
-            || step(&view.commit) != step(&self.durable.training.commit)
-            || view.phase != self.durable.outcome.phase
-            || view.error != self.durable.outcome.error
-            || view.checkpoint != self.saving.order()
-            || view.learning_rate_factor != self.learning_rate_factor()
-    }
-
-    /// Makes a new view if the min clock has risen.
-    fn refresh_min_clock(&mut self) -> &View {
-        let min_clock = self.update_min_clock();
-        if self.view.min_clock != min_clock {
-            self.view.min_clock = min_clock;
-            self.view.slowest = self.slowest();
-            self.view.number = self.view.number.next();
-        }
-        &self.view
-    }
-
-    /// Returns the view that was made last.
-    pub fn view(&self) -> &View {
-        &self.view
-    }
-
-    fn epoch(&self) -> Epoch {
-        let map = self.map();
-        map.map_or(self.durable.ring.number, |map| map.epoch)
-    }
-
-    /// Begins another epoch, because a shard has moved or has other values, or a ring is over. A ring ends with its epoch.
-    fn raise_epoch(&mut self, now: Instant, cause: Cause) {
-        match self.durable.ring.is_formed() {
-            true => self.note_broken(now, cause),
-            false => self.observed.rings.waits_again(now),
-        }
-        let next = self.epoch().next();
-        if let Some(map) = self.map_mut() {
-            map.epoch = next;
-        }
-        if self.has_ring() {
-            self.durable.ring.end(next);
-            // Its source may be gone. If the next ring begins with a checkpoint as well, its own source loads it.
-            let part = self.part_of_ring();
-            self.durable.checkpoints.loading.remove(&part);
-        }
-        if self.has_ring() && self.map().is_some() && self.saving.at_work() {
-            // Servers write a checkpoint in one epoch. The next ring begins with another.
-            self.give_up_saving();
-            self.saving.begun = None;
-        }
-        self.must_persist();
-    }
-
-    /// Returns the shard map, once it is cut.
-    fn map(&self) -> Option<&ShardMap> {
-        self.durable.variables.as_ref()?.map.as_ref()
-    }
-
-    fn map_mut(&mut self) -> Option<&mut ShardMap> {
-        self.durable.variables.as_mut()?.map.as_mut()
-    }
-
-    /// Returns whether the variables have their initial values.
-    fn initialized(&self) -> bool {
-        let variables = self.durable.variables.as_ref();
-        variables.is_some_and(|variables| variables.initialized)
-    }
-
-    fn member(&self, id: TaskId) -> Option<&Member> {
-        self.durable.members.get(&id)
-    }
-
-    fn live(&self, role: Role) -> impl Iterator<Item = &Member> {
-        let of_role = move |m: &&Member| m.alive && m.task.id.role == role;
-        self.durable.members.values().filter(of_role)
-    }
-
-    /// Raises the min clock to the lowest clock of the workers that hold data, in sync mode to the number of
-    /// committed steps, and returns it.
-    fn update_min_clock(&mut self) -> Clock {
-        let lowest = if self.has_ring() {
-            // Set when all members have made a step.
-            None
-        } else if self.sync() {
-            self.durable
-                .training
-                .commit
-                .as_ref()
-                .map(|commit| commit.step.next())
-        } else {
-            let known = self.fast_path.as_ref().and_then(ClockCounts::lowest);
-            let active = self.live(Role::Worker).filter(|m| m.progress.active);
-            // Where no worker holds data, the evaluator must not wait for the clock of another.
-            let evaluator = || {
-                let evaluator = self.member(self.durable.evaluations.holder()?.id)?;
-                Some(evaluator.progress.clock)
-            };
-            let clocks = active.map(|m| m.progress.clock);
-            match planted!(FastestMinClock) {
-                true => clocks.max(),
-                false => known.or_else(|| clocks.min()).or_else(evaluator),
-            }
-        };
-        let training = &mut self.durable.training;
-        training.min_clock = training.min_clock.max(lowest.unwrap_or_default());
-        training.min_clock
-    }
-
-    /// Returns the workers that the others wait for, [`MOST_SLOWEST`] at the most.
-    fn slowest(&self) -> Vec<Task> {
-        let mut slowest = self.stragglers();
-        slowest.truncate(MOST_SLOWEST);
-        slowest
-    }
-
-    /// Returns all workers that the others wait for.
-    fn stragglers(&self) -> Vec<Task> {
-        if self.has_ring() {
-            return self.slowest_of_ring();
-        }
-        if let Some(step) = &self.durable.training.step {
-            return step.unfinished().collect();
-        }
-        self.live(Role::Worker)
-            .filter(|m| m.progress.active && m.progress.clock <= self.durable.training.min_clock)
-            .map(|m| m.task)
-            .collect()
+    /// Returns whether any member has not left yet.
+    pub fn anyone_there(&self) -> bool {
+        self.durable.anyone_there()
     }
 
     fn bound(&self) -> StalenessBound {
@@ -500,12 +328,9 @@ impl Cluster {
         std::iter::from_fn(|| self.take_record()).collect()
     }
 
-    pub(crate) fn fail(&mut self, now: Instant, error: String) {
-        if !self.ended() {
-            self.durable.outcome.phase = JobPhase::Failed;
-            self.durable.outcome.error = error;
-            self.must_persist();
-            self.record_end(now);
-        }
+    /// Returns the seconds of training up to now.
+    pub(crate) fn seconds(&self, now: Instant) -> f64 {
+        let since = |began| now.saturating_duration_since(began).as_secs_f64();
+        self.durable.outcome.seconds + self.instants.began.map_or(0.0, since)
     }
 }

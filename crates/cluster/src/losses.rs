@@ -14,7 +14,6 @@ use super::Cluster;
 use super::admission::out_of_order;
 use super::members::Member;
 use super::record::Record;
-use super::variables::Variables;
 
 /// The number of ended worker generations for which the number of pushes is kept; the oldest are dropped first.
 const MOST_LIVES: usize = 4096;
@@ -56,7 +55,7 @@ pub(crate) struct Losses {
     pub(super) total: u64,
     /// The part of `total` that each shard has lost.
     #[serde(default)]
-    by_shard: BTreeMap<u32, u64>,
+    pub(super) by_shard: BTreeMap<u32, u64>,
 }
 
 impl Losses {
@@ -158,8 +157,9 @@ impl Cluster {
         report: &wire::LostReport,
     ) -> Result<(), Refusal> {
         let task = origin.task;
-        let blocks = self.updated_blocks_of(report.shard);
+        let blocks = self.durable.updated_blocks_of(report.shard);
         let most_steps = self
+            .durable
             .training_samples()
             .saturating_mul(self.job.epochs.into());
         let Some(member) = self.durable.members.get_mut(&task.id) else {
@@ -213,7 +213,7 @@ impl Cluster {
         if self.sync() || planted!(ForgottenLives) {
             return;
         }
-        let blocks = self.updated_blocks_of(report.shard);
+        let blocks = self.durable.updated_blocks_of(report.shard);
         let over = self.durable.losses.lives.iter();
         let over = over.filter(|life| life.covered_from.is_none_or(|first| first > from));
         let over = over.map(|life| (life.task, life.pushes));
@@ -292,27 +292,6 @@ impl Cluster {
             first_step,
             last_step,
         });
-    }
-
-    /// Returns for each shard that has lost updates how many steps of workers these are, if each step changes all of its blocks.
-    pub(super) fn lost_steps(&self) -> BTreeMap<u32, u64> {
-        let by_shard = self.durable.losses.by_shard.iter();
-        let steps = |(shard, updates): (&u32, &u64)| {
-            (
-                *shard,
-                updates.div_ceil(self.updated_blocks_of(*shard).max(1)),
-            )
-        };
-        by_shard.map(steps).collect()
-    }
-
-    /// Returns the number of blocks of a shard that take updates; 0 if there is no such shard.
-    pub(super) fn updated_blocks_of(&self, shard: u32) -> u64 {
-        let variables = self.durable.variables.as_ref();
-        let counts = variables.map(Variables::updated_blocks_of_shards);
-        counts
-            .and_then(|counts| counts.get(shard as usize))
-            .map_or(0, |count| *count)
     }
 }
 

@@ -186,18 +186,19 @@ impl Cluster {
         Ok(task)
     }
 
-    /// Begins the next generation of a member, whose earlier process has ended.
+    /// Evicts the earlier process of an identity, and begins the next generation of its task. Returns the new task, and the progress that
+    /// stays counted.
     fn supersede(
         &mut self,
         now: Instant,
         task: Task,
         process: &Process,
     ) -> (Task, Option<WorkerProgress>) {
-        let shard = self.shard_of(task);
+        let shard = self.durable.shard_of(task);
         // Another process has the identity: the earlier one has ended without leaving. A process that registers again is not
         // lost.
         let replaced = |m: &Member| m.alive && m.progress.ready && !m.process.is_same(process);
-        if !self.ended() && self.member(task.id).is_some_and(replaced) {
+        if !self.ended() && self.durable.member(task.id).is_some_and(replaced) {
             self.observed.fault_counts.lost_workers += 1;
         }
         let why = "superseded by a newer process of its identity";
@@ -208,12 +209,12 @@ impl Cluster {
         };
         let task = Task { generation, ..task };
         // The new generation keeps the shard, so no spare takes it.
-        if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
+        if let (Some(shard), Some(map)) = (shard, self.durable.map_mut()) {
             match &mut map.shards[shard].server {
                 ShardServer::At(server, _) | ShardServer::Lost(server) => *server = task,
             }
         }
-        let earlier = self.member(task.id).map(|m| &m.progress);
+        let earlier = self.durable.member(task.id).map(|m| &m.progress);
         let progress = earlier.map(|earlier| WorkerProgress::after(earlier, now));
         (task, progress)
     }
@@ -222,7 +223,10 @@ impl Cluster {
     fn place_server(&mut self, now: Instant, task: Task, kept: Option<usize>) {
         self.instants.last_ps_joined = Some(now);
         let fits = |shard: &usize| self.has_room_for(task, *shard);
-        let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
+        let orphan = self
+            .durable
+            .shard_of(task)
+            .or_else(|| self.durable.orphans().find(fits));
         match orphan.filter(|_| !self.ended()) {
             Some(shard) if kept == Some(shard) => self.give_back(now, task, shard),
             Some(shard) => self.assign(now, task, shard),
@@ -237,7 +241,7 @@ impl Cluster {
             return;
         }
         let uncertain = |m: &Member| m.progress.uncertain;
-        if self.member(origin.task.id).is_some_and(uncertain) {
+        if self.durable.member(origin.task.id).is_some_and(uncertain) {
             let catch_up = |p: &mut WorkerProgress| p.clock = p.clock.max(origin.clock);
             self.change_progress(origin.task.id, catch_up);
         }
@@ -289,7 +293,10 @@ impl Cluster {
         let loading = !self.durable.checkpoints.loading.is_empty();
         // A checkpoint that makes no progress is given up.
         let saving = self.in_lock_step() && self.saving.at_work();
-        if self.orphans().next().is_some() || loading || saving || self.durable.checkpoints.ending()
+        if self.durable.orphans().next().is_some()
+            || loading
+            || saving
+            || self.durable.checkpoints.ending()
         {
             // No worker can finish a step.
             for member in self.durable.members.values_mut() {
@@ -371,7 +378,7 @@ impl Cluster {
 
     /// Evicts all workers, so that they register again. The step that they are in is dropped.
     pub(super) fn evict_workers(&mut self, now: Instant, why: &'static str) {
-        let workers: Vec<TaskId> = self.live(Role::Worker).map(|m| m.task.id).collect();
+        let workers: Vec<TaskId> = self.durable.live(Role::Worker).map(|m| m.task.id).collect();
         let until = now + self.lease();
         for id in workers {
             self.remove(now, id, why);
@@ -380,10 +387,13 @@ impl Cluster {
     }
 
     pub(super) fn remove(&mut self, now: Instant, id: TaskId, why: &'static str) {
-        let shard = self.member(id).and_then(|m| self.shard_of(m.task));
-        let was_there = self.member(id).is_some_and(|m| m.alive);
+        let shard = self
+            .durable
+            .member(id)
+            .and_then(|m| self.durable.shard_of(m.task));
+        let was_there = self.durable.member(id).is_some_and(|m| m.alive);
         self.remove_from_work(now, id, why);
-        let task = self.member(id).map(|m| m.task);
+        let task = self.durable.member(id).map(|m| m.task);
         if let (Some(shard), Some(task)) = (shard.filter(|_| was_there), task)
             && !self.ended()
         {
@@ -422,10 +432,5 @@ impl Cluster {
         self.end_life(now, task, pushes);
         self.leave_step(now, task);
         self.leave_ring(now, task);
-    }
-
-    pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
-        let shards = &self.map()?.shards;
-        shards.iter().position(|shard| shard.server.task() == task)
     }
 }

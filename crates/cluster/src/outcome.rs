@@ -4,76 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use checkpoint::hexadecimal;
-use shared_proto::ids::Task;
-use shared_proto::job::NonFinite;
-use shared_proto::refusal::brief;
 use shared_proto::staleness::StalenessBound;
 use shared_proto::view::JobPhase;
-use shared_proto::wire;
 
 use super::Cluster;
 use super::ledger::Ledger;
 use super::record::{Record, Summary};
 
 impl Cluster {
-    pub(crate) fn report_shard(&mut self, now: Instant, task: Task, mut report: wire::ShardReport) {
-        // The server does not know yet that it has another shard, or none.
-        if self.servers().get(report.shard as usize) != Some(&task) {
-            return;
-        }
-        self.durable.unable.can_work(task.id);
-        if !report.non_finite.is_empty() && self.job.non_finite == NonFinite::Fail {
-            let variable = brief(&report.non_finite);
-            self.fail(
-                now,
-                format!(
-                    "an update has made values of variable {variable:?} on {task} NaN or infinite; lower the learning rate, or set clip_norm"
-                ),
-            );
-        }
-        self.writes_on(now, task, &report);
-        report.tables.truncate(self.tables().len());
-        self.observed.shard_reports.insert(task.id, report);
-    }
-
-    /// Returns whether every live server of a shard has sent its last report.
-    pub fn all_shards_reported(&self) -> bool {
-        let servers = self.servers();
-        let live = |task: &&Task| self.member(task.id).is_some_and(|m| m.alive);
-        servers.iter().filter(live).all(|task| {
-            self.observed
-                .shard_reports
-                .get(&task.id)
-                .is_some_and(|r| r.last)
-        })
-    }
-
-    /// Returns the servers of the shards, in the order of the shards.
-    pub(super) fn servers(&self) -> Vec<Task> {
-        let map = self.map();
-        map.map_or_else(Vec::new, |map| {
-            map.shards.iter().map(|shard| shard.server.task()).collect()
-        })
-    }
-
-    /// Returns the number of steps and of samples done.
-    pub fn done(&self) -> (u64, u64) {
-        (
-            self.durable.training.tally.steps,
-            self.durable.training.tally.samples,
-        )
-    }
-
-    /// Returns whether any member has not left yet.
-    pub fn anyone_there(&self) -> bool {
-        self.durable.members.values().any(|m| m.alive)
-    }
-
-    pub(crate) fn seconds(&self, now: Instant) -> f64 {
-        let since = |began| now.saturating_duration_since(began).as_secs_f64();
-        self.durable.outcome.seconds + self.instants.began.map_or(0.0, since)
-    }
-
     pub(super) fn record_progress(&mut self, now: Instant, steps: u64) {
         self.observed.recent.steps += steps;
         if self.observed.recent.steps < self.job.log_every {
@@ -86,7 +24,7 @@ impl Cluster {
             steps: self.durable.training.tally.steps,
             samples: self.durable.training.tally.samples,
             epoch: self.durable.training.tally.samples as f64
-                / self.training_samples().max(1) as f64,
+                / self.durable.training_samples().max(1) as f64,
             loss: recent.loss_sum / recent.worker_steps.max(1) as f64,
             samples_per_second: self.rate(seconds),
         });
@@ -133,7 +71,7 @@ impl Cluster {
                 StalenessBound::Unbounded => None,
             },
             pipeline: self.job.strategy.pipeline,
-            ps: self.servers().len(),
+            ps: self.durable.servers().len(),
             // A coordinator that resumes an ended job knows none that is at work.
             workers: self.workers_at_work().max(self.durable.outcome.workers),
             epochs: self.trained_epochs(),
@@ -152,7 +90,7 @@ impl Cluster {
                 .filter(|_| self.durable.outcome.phase == JobPhase::Done)
                 .map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
             lost_updates: self.durable.losses.total,
-            lost_steps: self.lost_steps(),
+            lost_steps: self.durable.lost_steps(),
             skipped_steps: progress.tally.skipped,
             late_steps: progress.tally.late,
             max_clock_lead: observed.max_clock_lead,
@@ -189,13 +127,13 @@ impl Cluster {
         let samples = self.durable.training.tally.samples;
         let begun = match samples {
             0 => 0,
-            _ => self.data_epoch() + 1,
+            _ => self.durable.training.data_epoch() + 1,
         };
         if !self.ended_early() && self.job.steps.is_none() {
             return begun;
         }
         // Data of the next pass may have been leased, and not used.
-        let used = samples.div_ceil(self.training_samples().max(1));
+        let used = samples.div_ceil(self.durable.training_samples().max(1));
         begun.min(u32::try_from(used).unwrap_or(u32::MAX))
     }
 
@@ -219,5 +157,23 @@ impl Cluster {
             )
         };
         parts.into_iter().map(share).collect()
+    }
+
+    pub(crate) fn fail(&mut self, now: Instant, error: String) {
+        if !self.ended() {
+            self.durable.outcome.phase = JobPhase::Failed;
+            self.durable.outcome.error = error;
+            self.must_persist();
+            self.record_end(now);
+        }
+    }
+
+    pub(super) fn end_well(&mut self, now: Instant) {
+        if self.ended() {
+            return;
+        }
+        self.durable.outcome.phase = JobPhase::Done;
+        self.must_persist();
+        self.record_end(now);
     }
 }

@@ -17,21 +17,11 @@ use super::ring::Cause;
 use super::saving::StoreTask;
 
 impl Cluster {
-    /// Returns the shards without a server.
-    pub(super) fn orphans(&self) -> impl Iterator<Item = usize> + '_ {
-        let map = self.map();
-        let shards = map.map_or(&[][..], |map| &map.shards);
-        let numbered = shards.iter().enumerate();
-        let without_server =
-            numbered.filter(|(_, shard)| matches!(shard.server, ShardServer::Lost(_)));
-        without_server.map(|(number, _)| number)
-    }
-
     /// Takes a shard from its server, which is gone. A spare gets it, if there is one.
     pub(super) fn orphan(&mut self, now: Instant, shard: usize, gone: Task) {
         self.give_up_saving();
         self.raise_epoch(now, Cause::Shard);
-        if let Some(map) = self.map_mut() {
+        if let Some(map) = self.durable.map_mut() {
             map.shards[shard].server = ShardServer::Lost(gone);
         }
         if self.saving.place.is_none() {
@@ -56,7 +46,9 @@ impl Cluster {
         holding: Option<&wire::Holding>,
     ) -> Option<usize> {
         let holding = holding?;
-        let shard = self.shard_of(earlier.filter(|e| e.generation.0 == holding.generation)?)?;
+        let shard = self
+            .durable
+            .shard_of(earlier.filter(|e| e.generation.0 == holding.generation)?)?;
         let variables = self.durable.variables.as_ref().filter(|v| v.initialized)?;
         let source = &variables.map.as_ref()?.shards.get(shard)?.source;
         let same = holding.shard as usize == shard && holding.source_epoch == source.epoch.0;
@@ -67,7 +59,8 @@ impl Cluster {
 
     /// Returns the address of a server that has registered.
     fn address_of(&self, server: Task) -> String {
-        self.member(server.id)
+        self.durable
+            .member(server.id)
             .map_or_else(String::new, |member| member.address.clone())
     }
 
@@ -76,10 +69,10 @@ impl Cluster {
         self.give_up_saving();
         let address = self.address_of(server);
         self.raise_epoch(now, Cause::Shard);
-        let Some(map) = self.map_mut() else {
+        let Some(map) = self.durable.map_mut() else {
             return;
         };
-        map.shards[shard].server = ShardServer::At(server, address);
+        map.shards[shard].server = ShardServer::new(server, address);
         tracing::info!(%server, shard, epoch = map.epoch.0, "a server is back, with its values");
         self.form_ring(now);
     }
@@ -97,7 +90,7 @@ impl Cluster {
         let Some(map) = &mut variables.map else {
             return;
         };
-        let new = ShardServer::At(server, address);
+        let new = ShardServer::new(server, address);
         let gone = std::mem::replace(&mut map.shards[shard].server, new).task();
         let epoch = map.epoch;
         *self.observed.recoveries.entry(gone.id).or_default() += 1;
@@ -124,7 +117,7 @@ impl Cluster {
 
     /// Takes all shards, and the training, back to a checkpoint.
     pub(super) fn go_back(&mut self, now: Instant, kept: &DurableCheckpoint) {
-        if let Some(map) = self.map_mut() {
+        if let Some(map) = self.durable.map_mut() {
             let source = source(map.epoch, kept);
             map.fill_from(&source);
             let all = 0..map.shards.len();
@@ -191,7 +184,7 @@ impl Cluster {
         report: &wire::RestoreReport,
     ) {
         let shard = report.shard as usize;
-        let map = self.map();
+        let map = self.durable.map();
         let expected = match map.and_then(|map| map.shards.get(shard)) {
             Some(placed) => placed.server.task() == task && placed.source.epoch.0 == report.epoch,
             None => {
@@ -245,7 +238,7 @@ impl Cluster {
 
     /// Returns the number of the checkpoint that a shard's values come from.
     fn checkpoint_of(&self, shard: usize) -> Option<u64> {
-        let map = self.map()?;
+        let map = self.durable.map()?;
         let (_, number) = map.shards.get(shard)?.source.checkpoint.as_ref()?;
         Some(*number)
     }
@@ -297,5 +290,29 @@ impl Cluster {
             }
         }
         self.evaluate_again_at_the_end();
+    }
+
+    /// Begins another epoch, because a shard has moved or has other values, or a ring is over. A ring ends with its epoch.
+    pub(super) fn raise_epoch(&mut self, now: Instant, cause: Cause) {
+        match self.durable.ring.is_formed() {
+            true => self.note_broken(now, cause),
+            false => self.observed.rings.waits_again(now),
+        }
+        let next = self.durable.epoch().next();
+        if let Some(map) = self.durable.map_mut() {
+            map.epoch = next;
+        }
+        if self.has_ring() {
+            self.durable.ring.end(next);
+            // Its source may be gone. If the next ring begins with a checkpoint as well, its own source loads it.
+            let part = self.part_of_ring();
+            self.durable.checkpoints.loading.remove(&part);
+        }
+        if self.has_ring() && self.durable.map().is_some() && self.saving.at_work() {
+            // Servers write a checkpoint in one epoch. The next ring begins with another.
+            self.give_up_saving();
+            self.saving.begun = None;
+        }
+        self.must_persist();
     }
 }

@@ -213,7 +213,7 @@ impl Cluster {
             now: at,
         } = rise;
         let advice = self.advice_on_rise(live());
-        let steps = self.done().0;
+        let steps = self.durable.done().0;
         tracing::warn!(
             steps,
             from,

@@ -206,8 +206,8 @@ impl Cluster {
             && saving.store_task.is_none()
             && !saving.failed.as_ref().is_some_and(rests)
             && !self.ended()
-            && self.initialized()
-            && self.orphans().next().is_none()
+            && self.durable.initialized()
+            && self.durable.orphans().next().is_none()
             && self.durable.checkpoints.loading.is_empty()
             && (!self.has_ring() || self.ring_rests())
     }
@@ -263,7 +263,7 @@ impl Cluster {
             job: self.job.name.clone(),
             job_toml: self.job.to_toml(),
             mode: self.job.strategy.mode.name().to_owned(),
-            epoch: self.epoch().0,
+            epoch: self.durable.epoch().0,
             clock: progress.clock.0,
             steps: progress.steps,
             samples: progress.samples,
@@ -310,7 +310,7 @@ impl Cluster {
     fn layout(&self) -> Option<Layout> {
         let variables = self.durable.variables.as_ref()?;
         let start = self.durable.checkpoints.start.as_ref();
-        let map = self.map();
+        let map = self.durable.map();
         let writer = match self.has_ring() {
             true => Some(Writer {
                 task: self.first_of_ring()?,
@@ -334,7 +334,7 @@ impl Cluster {
 
     /// Returns whether a member writes a shard of the checkpoint.
     fn writes(&self, shard: u32, task: Task) -> bool {
-        let servers = self.servers();
+        let servers = self.durable.servers();
         let at_work = self.saving.at_work.as_ref();
         match at_work.and_then(|at_work| at_work.writer) {
             Some(writer) if shard as usize == servers.len() => writer.task == task,
@@ -467,16 +467,5 @@ impl Cluster {
             self.begin(now);
         }
         true
-    }
-
-    /// Notes that a server has written more of the checkpoint.
-    pub(super) fn writes_on(&mut self, now: Instant, task: Task, report: &wire::ShardReport) {
-        let before = self.observed.shard_reports.get(&task.id);
-        let more = report.checkpoint_bytes > before.map_or(0, |before| before.checkpoint_bytes);
-        let of_shard = self.servers().get(report.shard as usize) == Some(&task);
-        let at_work = self.saving.at_work.as_mut();
-        if let Some(at_work) = at_work.filter(|_| of_shard && more) {
-            at_work.moved = now;
-        }
     }
 }

@@ -22,7 +22,7 @@ impl Cluster {
     /// # Errors
     /// [`Reason::NotInitialized`] before it is cut.
     pub fn shard_map(&self) -> Result<&ShardMap, Refusal> {
-        let map = self.map();
+        let map = self.durable.map();
         map.ok_or_else(|| {
             Refusal::new(
                 Reason::NotInitialized,
@@ -34,7 +34,7 @@ impl Cluster {
     /// Returns the servers that the shard map waits for, in words; none if it has them. `settled` is false while others
     /// may still join a job that does not give their number.
     pub(super) fn missing_servers(&self, settled: bool) -> Option<String> {
-        let servers = self.live(Role::Ps).count();
+        let servers = self.durable.live(Role::Ps).count();
         match self.job.servers() {
             Some(wanted) if servers < wanted as usize => Some(format!(
                 "{servers} of {wanted} parameter servers have registered{}",
@@ -57,7 +57,7 @@ impl Cluster {
     /// # Errors
     /// [`Reason::Oversized`] if a server has too little memory.
     pub(super) fn cut_shard_map(&mut self, now: Instant) -> Result<Option<String>, Refusal> {
-        if self.map().is_some() {
+        if self.durable.map().is_some() {
             return Ok(None);
         }
         let joined = self.instants.last_ps_joined;
@@ -65,7 +65,7 @@ impl Cluster {
         if let Some(missing) = self.missing_servers(settled) {
             return Ok(Some(missing));
         }
-        let mut servers: Vec<&Member> = self.live(Role::Ps).collect();
+        let mut servers: Vec<&Member> = self.durable.live(Role::Ps).collect();
         servers.sort_by_key(|m| m.task.id.index);
         if let Some(wanted) = self.job.servers() {
             servers.truncate(wanted as usize);
@@ -115,7 +115,7 @@ impl Cluster {
             shards: servers
                 .into_iter()
                 .map(|(server, address)| PlacedShard {
-                    server: ShardServer::At(server, address),
+                    server: ShardServer::new(server, address),
                     source: source.clone(),
                 })
                 .collect(),

@@ -37,7 +37,7 @@ impl Cluster {
             epoch: self.view.epoch.0,
             min_clock: self.durable.training.min_clock.0,
             waiting_for: self.missing(),
-            data_epoch: self.data_epoch(),
+            data_epoch: self.durable.training.data_epoch(),
             data_epochs: self.job.epochs,
             samples: self.durable.training.tally.samples,
             total_samples: self.total_samples(),
@@ -62,7 +62,7 @@ impl Cluster {
 
     /// Returns the number of samples that the job trains on before it is done.
     pub fn total_samples(&self) -> u64 {
-        let samples = self.training_samples();
+        let samples = self.durable.training_samples();
         let all_epochs = samples.saturating_mul(self.job.epochs.into());
         let budget = self.job.steps.map(|steps| {
             let workers = match self.in_lock_step() {
@@ -100,7 +100,7 @@ impl Cluster {
 
     /// Returns the number of shards without a server.
     pub fn shards_without_server(&self) -> usize {
-        self.orphans().count()
+        self.durable.orphans().count()
     }
 
     /// Returns the means of the newest evaluation by name; none before the first.
@@ -126,12 +126,13 @@ impl Cluster {
 
     /// Returns the number of live members of a role.
     pub fn live_tasks(&self, role: Role) -> usize {
-        self.live(role).count()
+        self.durable.live(role).count()
     }
 
     fn shard_status(&self) -> Vec<wire::ShardStatus> {
-        let lost_steps = self.lost_steps();
-        self.servers()
+        let lost_steps = self.durable.lost_steps();
+        self.durable
+            .servers()
             .iter()
             .zip(0u32..)
             .map(|(task, shard)| wire::ShardStatus {
@@ -142,15 +143,8 @@ impl Cluster {
             .collect()
     }
 
-    /// Returns the tables of the shard map; none before the map is made.
-    pub(super) fn tables(&self) -> &[PlacedTable] {
-        let variables = self.durable.variables.as_ref();
-        let map = variables.and_then(|variables| variables.map.as_ref());
-        map.map_or(&[], |map| &map.tables)
-    }
-
     fn table_status(&self) -> Vec<wire::TableStatus> {
-        let servers = self.servers();
+        let servers = self.durable.servers();
         let sum = |number: usize| {
             let reports = servers.iter();
             let reports = reports.filter_map(|task| self.observed.shard_reports.get(&task.id));
@@ -164,7 +158,7 @@ impl Cluster {
                 on_disk: sum.on_disk.saturating_add(of.on_disk),
             })
         };
-        let tables = self.tables().iter().enumerate();
+        let tables = self.durable.tables().iter().enumerate();
         let status = |(number, table): (usize, &PlacedTable)| wire::TableStatus {
             name: table.spec.name.clone(),
             report: Some(sum(number)),

@@ -89,6 +89,7 @@ impl Cluster {
         }
         let clock = self.update_min_clock();
         let mut ranks: Vec<Task> = self
+            .durable
             .live(Role::Worker)
             .filter(|m| m.progress.ready)
             .map(|m| m.task)
@@ -180,8 +181,8 @@ impl Cluster {
         tally.samples = tally.samples.saturating_add(samples);
         self.evaluate_after(complete);
         if !self.sync()
-            && self.held_by(task).is_none()
-            && (complete.is_some() || self.leases_no_more())
+            && self.durable.training.held_by(task).is_none()
+            && (complete.is_some() || self.durable.training.leases_no_more())
         {
             // Idle workers wait for the end of a data epoch or of all data. The end of any other split
             // wakes none.
@@ -256,7 +257,7 @@ impl Cluster {
     /// may be a moment older than the last answers; if it is an older copy, there are many.
     fn record_forgotten(&mut self, now: Instant, origin: &Origin, told: u64, more: u64) {
         let task = origin.task;
-        let Some(work) = self.member(task.id).map(|member| &member.progress) else {
+        let Some(work) = self.durable.member(task.id).map(|member| &member.progress) else {
             return;
         };
         let steps = told
@@ -288,7 +289,7 @@ impl Cluster {
         let step = self.durable.training.step.as_ref()?;
         let mut parts = step.parts.iter();
         let finished = parts.any(|part| part.task == task && part.finished.is_some());
-        finished.then(|| (step.clock, self.epoch()))
+        finished.then(|| (step.clock, self.durable.epoch()))
     }
 
     /// Persists the finished parts of the open step. A worker does not report a part again once it has an answer.
@@ -326,7 +327,7 @@ impl Cluster {
     /// Returns the tasks of the servers that have not reported their part of the norm.
     pub(super) fn unmeasured(&self) -> Vec<String> {
         let reported = |shard: &usize| self.norms.squares.contains_key(&(*shard as u32));
-        let servers = self.servers().into_iter().enumerate();
+        let servers = self.durable.servers().into_iter().enumerate();
         let missing = servers.filter(|(shard, _)| !reported(shard));
         missing.map(|(_, task)| task.to_string()).collect()
     }
@@ -348,9 +349,9 @@ impl Cluster {
                 format!("{task} reports {} as a sum of squares", report.squares),
             ));
         }
-        let of = (self.epoch(), Clock(report.step));
+        let of = (self.durable.epoch(), Clock(report.step));
         let is_current = of.0 == Epoch(report.epoch)
-            && self.shard_of(task) == Some(report.shard as usize)
+            && self.durable.shard_of(task) == Some(report.shard as usize)
             && self
                 .step_to_measure()
                 .is_some_and(|step| step.step == of.1 && step.samples() == report.samples);
@@ -373,8 +374,8 @@ impl Cluster {
         let (Some(step), Some(most)) = (self.step_to_measure(), self.job.clip_norm) else {
             return Some(None);
         };
-        let shards = 0..self.map()?.shards.len() as u32;
-        let is_current = self.norms.of == (self.epoch(), step.step);
+        let shards = 0..self.durable.map()?.shards.len() as u32;
+        let is_current = self.norms.of == (self.durable.epoch(), step.step);
         let squares = shards.map(|shard| self.norms.squares.get(&shard).filter(|_| is_current));
         let norm = squares.sum::<Option<f64>>()?.sqrt();
         let most = f64::from(most);

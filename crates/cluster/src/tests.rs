@@ -177,7 +177,7 @@ impl Scene {
             shard,
             receipt: key.receipt(shard, task, step).to_vec().into(),
         };
-        let shards = self.cluster.servers().len() as u32;
+        let shards = self.cluster.durable.servers().len() as u32;
         (0..shards).map(receipt).collect()
     }
 
@@ -188,7 +188,7 @@ impl Scene {
             job: "flambeau".to_owned(),
             run: RunNumber::default(),
             task,
-            epoch: self.cluster.epoch(),
+            epoch: self.cluster.durable.epoch(),
             clock,
             sequence: Sequence(self.sequence),
         }
@@ -219,7 +219,7 @@ impl Scene {
     }
 
     fn server(&self) -> Task {
-        self.cluster.live(Role::Ps).next().unwrap().task
+        self.cluster.durable.live(Role::Ps).next().unwrap().task
     }
 
     /// Reports an evaluation.

@@ -51,7 +51,7 @@ pub enum Work {
     },
     /// The worker is to evaluate the model.
     Evaluate {
-        /// The pass over the data that is over, from 0.
+        /// The data epoch that has ended, from 0.
         data_epoch: u32,
         /// Whether it also writes the model.
         save_model: bool,
@@ -80,6 +80,31 @@ pub(super) struct Training {
     /// The reason, if the job's own settings end it early.
     #[serde(default)]
     pub(super) stopped_early: String,
+}
+
+impl Training {
+    /// Returns the data epoch of fresh splits; 0 before there are any.
+    pub(super) fn data_epoch(&self) -> u32 {
+        let ledger = self.ledger.as_ref();
+        ledger.map_or(0, |ledger| ledger.data_epoch())
+    }
+
+    /// Returns the split that a worker holds.
+    pub(super) fn held_by(&self, task: Task) -> Option<Split> {
+        self.ledger.as_ref()?.held_by(task)
+    }
+
+    /// Returns whether no worker gets another split.
+    pub(super) fn leases_no_more(&self) -> bool {
+        let ledger = self.ledger.as_ref();
+        self.stopping || ledger.is_none_or(Ledger::leases_no_more)
+    }
+
+    /// Returns whether there is no more data to train on.
+    pub(super) fn exhausted(&self) -> bool {
+        let ledger = self.ledger.as_ref();
+        ledger.is_some_and(|ledger| ledger.exhausted() || self.stopping && ledger.is_at_rest())
+    }
 }
 
 /// The work done, summed over workers.
@@ -150,11 +175,11 @@ impl Cluster {
         if let Some(work) = self.work_in_ring(task) {
             return work;
         }
-        if let Some(split) = self.held_by(task) {
+        if let Some(split) = self.durable.training.held_by(task) {
             return Work::Split(split);
         }
         self.evaluate_when_at_rest();
-        let exhausted = self.exhausted();
+        let exhausted = self.durable.training.exhausted();
         // A step whose norm is being measured is committed first.
         let measuring = self.is_measuring();
         let evaluations = &mut self.durable.evaluations;
@@ -174,7 +199,7 @@ impl Cluster {
             if let Some(work) = self.work_in_ring(task) {
                 return work;
             }
-            self.held_by(task)
+            self.durable.training.held_by(task)
         } else if self.durable.training.stopping {
             None
         } else {
@@ -213,7 +238,7 @@ impl Cluster {
     }
 
     pub(super) fn begin(&mut self, now: Instant) {
-        let initialized = self.initialized();
+        let initialized = self.durable.initialized();
         if self.durable.outcome.phase == JobPhase::Starting {
             self.save_if_due(now);
         }
@@ -229,49 +254,25 @@ impl Cluster {
                 member.progress.moved = now;
             }
             self.records.push_back(Record::Began {
-                ps: self.servers().len(),
-                workers: self.live(Role::Worker).count(),
-                training_samples: self.training_samples(),
+                ps: self.durable.servers().len(),
+                workers: self.durable.live(Role::Worker).count(),
+                training_samples: self.durable.training_samples(),
             });
         }
     }
 
     fn split_batches(&self) -> u64 {
-        let workers = self.live(Role::Worker).count().max(1) as u64;
+        let workers = self.durable.live(Role::Worker).count().max(1) as u64;
         let batches = self
+            .durable
             .training_samples()
             .div_ceil(self.job.samples_per_step());
         (batches / (workers * SPLITS_PER_WORKER)).clamp(1, MOST_BATCHES)
     }
 
-    /// Returns the data epoch of fresh splits; 0 before there are any.
-    pub(super) fn data_epoch(&self) -> u32 {
-        let ledger = self.durable.training.ledger.as_ref();
-        ledger.map_or(0, |ledger| ledger.data_epoch())
-    }
-
-    /// Returns the split that a worker holds.
-    pub(super) fn held_by(&self, task: Task) -> Option<Split> {
-        self.durable.training.ledger.as_ref()?.held_by(task)
-    }
-
-    /// Returns whether no worker gets another split.
-    pub(super) fn leases_no_more(&self) -> bool {
-        let ledger = self.durable.training.ledger.as_ref();
-        self.durable.training.stopping || ledger.is_none_or(Ledger::leases_no_more)
-    }
-
-    /// Returns whether there is no more data to train on.
-    pub(super) fn exhausted(&self) -> bool {
-        let ledger = self.durable.training.ledger.as_ref();
-        ledger.is_some_and(|ledger| {
-            ledger.exhausted() || self.durable.training.stopping && ledger.is_at_rest()
-        })
-    }
-
     /// Schedules an evaluation at the end of the data, even if no epoch ends there.
     pub(super) fn schedule_last_evaluation(&mut self) {
-        if self.exhausted()
+        if self.durable.training.exhausted()
             && !self.durable.evaluations.pending()
             && self.durable.training.step.is_none()
         {
@@ -289,15 +290,6 @@ impl Cluster {
             self.durable.evaluations.reported = None;
             self.schedule_last_evaluation();
         }
-    }
-
-    pub(super) fn end_well(&mut self, now: Instant) {
-        if self.ended() {
-            return;
-        }
-        self.durable.outcome.phase = JobPhase::Done;
-        self.must_persist();
-        self.record_end(now);
     }
 
     /// Notes which workers a worker waits for.

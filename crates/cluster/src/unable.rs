@@ -168,7 +168,7 @@ impl Cluster {
                 .min(self.job.strategy.stage_groups().workers),
             false => 1,
         } as usize;
-        let ready = self.live(Role::Worker);
+        let ready = self.durable.live(Role::Worker);
         let ready = ready.filter(|member| member.progress.ready).count();
         let able = ready >= needed;
         // While the last checkpoint is written no worker is needed.
@@ -197,7 +197,7 @@ impl Cluster {
         let refused_just_now = patience == REFUSED
             && newest.is_some_and(|at| now.saturating_duration_since(at) < REFUSED);
         // A live worker may still be reading its data.
-        let hope = self.live(Role::Worker).count() >= needed;
+        let hope = self.durable.live(Role::Worker).count() >= needed;
         if hope || refused_just_now || now.duration_since(since) < patience {
             return;
         }
@@ -225,7 +225,7 @@ impl Cluster {
             .filter(|(_, trouble)| trouble.failure == WorkerFailure::Model)
             .map(|(worker, _)| *worker)
             .collect();
-        let mut live = self.live(Role::Worker);
+        let mut live = self.durable.live(Role::Worker);
         self.turn == Turn::Submitted
             && refused.len() >= self.job.workers() as usize
             && live.all(|worker| refused.contains(&worker.task.id))
@@ -233,9 +233,9 @@ impl Cluster {
 
     /// Fails a job that waits for members, once the stall time-out is over.
     pub(super) fn fail_with_too_few_members(&mut self, now: Instant) {
-        let workers = self.live(Role::Worker).count();
-        let lacks_server = self.orphans().next().is_some()
-            || (self.map().is_none() && self.missing_servers(true).is_some());
+        let workers = self.durable.live(Role::Worker).count();
+        let lacks_server = self.durable.orphans().next().is_some()
+            || (self.durable.map().is_none() && self.missing_servers(true).is_some());
         let lacks = match self.durable.outcome.phase {
             JobPhase::Starting => lacks_server || workers < self.job.workers() as usize,
             JobPhase::Training => self.turn == Turn::Submitted && (lacks_server || workers == 0),
@@ -245,7 +245,7 @@ impl Cluster {
             self.instants.too_few_since = None;
             return;
         }
-        let members = workers + self.live(Role::Ps).count();
+        let members = workers + self.durable.live(Role::Ps).count();
         let instants = &mut self.instants;
         if instants.too_few_since.is_none() || members > instants.most_members {
             (instants.too_few_since, instants.most_members) = (Some(now), members);
@@ -274,7 +274,7 @@ impl Cluster {
 
     /// Fails a job that waits for servers which cannot work, once they have had time to try again.
     pub(super) fn fail_without_servers(&mut self, now: Instant) {
-        let served = self.map().is_some() && self.orphans().next().is_none();
+        let served = self.durable.map().is_some() && self.durable.orphans().next().is_none();
         let since = self.instants.no_servers_since.unwrap_or(now);
         // An older trouble does not explain why a server is missing now.
         let patience = self.patience();
@@ -350,8 +350,8 @@ impl Cluster {
             seconds: self.seconds(now),
             error,
         });
-        let alive = |task: &Task| self.member(task.id).is_some_and(|m| m.alive);
-        let servers = self.servers().into_iter().enumerate();
+        let alive = |task: &Task| self.durable.member(task.id).is_some_and(|m| m.alive);
+        let servers = self.durable.servers().into_iter().enumerate();
         let gone: Vec<_> = servers.filter(|(_, task)| !alive(task)).collect();
         for (shard, task) in gone {
             self.orphan(now, shard, task);

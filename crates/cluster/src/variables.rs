@@ -211,13 +211,6 @@ impl Cluster {
         let batch = job.samples_per_step();
         Ledger::new(samples, job.epochs, batch, job.steps, self.in_lock_step())
     }
-
-    pub(crate) fn training_samples(&self) -> u64 {
-        self.durable
-            .variables
-            .as_ref()
-            .map_or(0, |v| v.data.training_samples)
-    }
 }
 
 fn check(model: &ModelSpecs, data: &WorkerData) -> Result<(), Refusal> {

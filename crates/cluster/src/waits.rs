@@ -12,8 +12,8 @@ impl Cluster {
         if self.ended() {
             return String::new();
         }
-        if let Some(shard) = self.orphans().next() {
-            let map = self.map();
+        if let Some(shard) = self.durable.orphans().next() {
+            let map = self.durable.map();
             let gone = map.and_then(|map| {
                 self.durable
                     .members
@@ -31,7 +31,7 @@ impl Cluster {
         if self.durable.checkpoints.ending() {
             return self.saving.last_of();
         }
-        let nobody = self.live(Role::Worker).next().is_none();
+        let nobody = self.durable.live(Role::Worker).next().is_none();
         if self.durable.outcome.phase == JobPhase::Training && nobody {
             return "no worker is there; start one".to_owned();
         }
@@ -42,7 +42,11 @@ impl Cluster {
             };
         }
         let wanted = self.job.workers() as usize;
-        let ready = self.live(Role::Worker).filter(|m| m.progress.ready).count();
+        let ready = self
+            .durable
+            .live(Role::Worker)
+            .filter(|m| m.progress.ready)
+            .count();
         let servers = self.missing_servers(false);
         match &self.durable.variables {
             None => self.missing_members(wanted),
@@ -66,7 +70,7 @@ impl Cluster {
 
     /// Describes which members are missing before the model is known.
     fn missing_members(&self, wanted: usize) -> String {
-        let workers = self.live(Role::Worker).count();
+        let workers = self.durable.live(Role::Worker).count();
         let of_workers =
             (workers < wanted).then(|| format!("{workers} of {wanted} workers have registered"));
         let missing: Vec<String> = of_workers

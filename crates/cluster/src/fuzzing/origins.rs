@@ -97,7 +97,7 @@ impl Player {
     fn held_by(&self, task: Task) -> Option<Split> {
         match self.cluster.work_in_ring(task) {
             Some(Work::Shared { split, .. }) => Some(split),
-            _ => self.cluster.held_by(task),
+            _ => self.cluster.durable.training.held_by(task),
         }
     }
 
@@ -185,7 +185,7 @@ impl Player {
     }
 
     fn join_ring(&mut self, origin: &Origin, join: &Join) -> Result<(), Refusal> {
-        let newest = self.cluster.epoch().0;
+        let newest = self.cluster.durable.epoch().0;
         let request = wire::JoinRingRequest {
             origin: None,
             values_ring: if join.has_values {
@@ -225,7 +225,7 @@ impl Player {
                 generation: Generation(caller.generation.of(task.generation.0)),
                 ..task
             },
-            epoch: Epoch(caller.epoch.of(self.cluster.epoch().0)),
+            epoch: Epoch(caller.epoch.of(self.cluster.durable.epoch().0)),
             clock: Clock(caller.clock.of(clock.saturating_add(steps))),
             sequence: Sequence(caller.sequence.of(newest.saturating_add(1))),
         }
@@ -247,7 +247,7 @@ impl Player {
         let shards = if finish.bare {
             0
         } else {
-            self.cluster.servers().len() as u32
+            self.cluster.durable.servers().len() as u32
         };
         let request = wire::FinishStepRequest {
             split: finish.split.of(split),
@@ -357,7 +357,7 @@ impl Player {
     /// Returns the epoch in which the values of a shard were loaded.
     pub(super) fn source_epoch(&self, shard: u8) -> u64 {
         if self.cluster.has_ring() {
-            return self.cluster.epoch().0;
+            return self.cluster.durable.epoch().0;
         }
         let map = self.cluster.shard_map().ok();
         let source = map.and_then(|map| {

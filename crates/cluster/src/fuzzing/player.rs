@@ -220,6 +220,7 @@ impl Player {
         let job = self.cluster.job();
         let all = self
             .cluster
+            .durable
             .training_samples()
             .saturating_mul(job.epochs.into());
         assert!(counts.samples <= all, "{counts:?} of {all} samples");

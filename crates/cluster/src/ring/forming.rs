@@ -47,7 +47,7 @@ impl Cluster {
         if self.ended() {
             return Ok(Joined::Ended);
         }
-        if !self.initialized() {
+        if !self.durable.initialized() {
             let what = "no worker has registered variables; register them first";
             return Err(Refusal::new(Reason::NotInitialized, what));
         }
@@ -125,7 +125,7 @@ impl Cluster {
         if let Some(member) = absent {
             return format!("{} has not joined the next ring yet", member.task);
         }
-        if let Some(shard) = self.orphans().next() {
+        if let Some(shard) = self.durable.orphans().next() {
             return format!("shard {shard} has no server");
         }
         if let Some((gone, _)) = self.durable.awaited.first_key_value() {
@@ -143,7 +143,7 @@ impl Cluster {
     /// together. One worker with values is enough to end a job in which no step is left; a checkpoint may have steps left.
     pub(crate) fn wanted_in_ring(&self) -> u32 {
         let has_values = |member: &RingMember| member.joined && member.values.is_some();
-        let ends = self.durable.training.stopping || self.exhausted();
+        let ends = self.durable.training.stopping || self.durable.training.exhausted();
         match self.durable.outcome.phase {
             JobPhase::Starting => self.job.workers(),
             _ if ends && self.durable.ring.members.iter().any(has_values) => 1,
@@ -192,7 +192,7 @@ impl Cluster {
     pub(crate) fn form_ring(&mut self, now: Instant) {
         let ring = &self.durable.ring;
         if ring.members.is_empty()
-            || self.orphans().next().is_some()
+            || self.durable.orphans().next().is_some()
             || !self.durable.awaited.is_empty()
         {
             return;
@@ -210,7 +210,7 @@ impl Cluster {
         let values = self.durable.ring.members.iter().map(|member| member.values);
         match values.max().flatten() {
             Some(newest) => self.form_at(now, newest, None),
-            None => self.form_from_checkpoint(now),
+            None => self.form_without_values(now),
         }
     }
 
@@ -250,18 +250,20 @@ impl Cluster {
 
     /// Forms the ring of workers without values: one loads those of the newest checkpoint, or all begin with the same initial
     /// values.
-    fn form_from_checkpoint(&mut self, now: Instant) {
+    fn form_without_values(&mut self, now: Instant) {
         let starting = self.durable.outcome.phase == JobPhase::Starting;
         // The writer of an ordered checkpoint may live, but it has lost the values that the order is for, as all members have.
         self.give_up_saving();
         match self.durable.checkpoints.newest.clone() {
             // The servers go back as well. The workers register again, and form a ring then.
-            Some(kept) if !starting && self.map().is_some() && !self.durable.ring.goes_back => {
+            Some(kept)
+                if !starting && self.durable.map().is_some() && !self.durable.ring.goes_back =>
+            {
                 self.raise_epoch(now, Cause::Restore);
                 self.go_back(now, &kept);
             }
             Some(kept) => {
-                if !starting && self.map().is_none() {
+                if !starting && self.durable.map().is_none() {
                     self.durable.ring.span = None;
                     self.restore_progress(&kept.progress);
                     self.record_restore(now, kept.number, None);
@@ -285,7 +287,7 @@ impl Cluster {
     /// Forms the ring with the values of this clock, of a member or of a checkpoint.
     fn form_at(&mut self, now: Instant, clock: Clock, from: Option<&DurableCheckpoint>) {
         self.observed.rings.formed(now);
-        let (part, epoch) = (self.part_of_ring(), self.epoch());
+        let (part, epoch) = (self.part_of_ring(), self.durable.epoch());
         let loading = &mut self.durable.checkpoints.loading;
         loading.remove(&part);
         loading.extend(from.map(|_| (part, String::new())));
@@ -349,7 +351,10 @@ impl Cluster {
         // Of the two, the one that came last leaves.
         let leaves = by.id.max(lost.id);
         self.observed.rings.lost = None;
-        let known = self.member(leaves).is_some_and(|member| member.alive);
+        let known = self
+            .durable
+            .member(leaves)
+            .is_some_and(|member| member.alive);
         if known {
             self.observed.rings.evicted();
             self.remove(now, leaves, "another worker cannot reach it");

@@ -253,7 +253,7 @@ impl Cluster {
 
     /// Returns the number of the ring's part of a checkpoint: it comes behind those of the servers.
     pub(super) fn part_of_ring(&self) -> usize {
-        self.servers().len()
+        self.durable.servers().len()
     }
 
     /// Returns whether members of this role write and load checkpoints.
@@ -292,7 +292,7 @@ impl Cluster {
     /// Returns the workers that the others of the ring wait for.
     pub(super) fn slowest_of_ring(&self) -> Vec<Task> {
         let waits = |task: &Task| {
-            let member = self.member(task.id);
+            let member = self.durable.member(task.id);
             member.is_some_and(|member| !member.progress.waiting_on.is_empty())
         };
         self.durable.ring.slowest(waits)
@@ -300,7 +300,11 @@ impl Cluster {
 
     fn wire_ring(&self) -> wire::Ring {
         let ring = &self.durable.ring;
-        let address = |task: Task| self.member(task.id).map(|member| member.address.clone());
+        let address = |task: Task| {
+            self.durable
+                .member(task.id)
+                .map(|member| member.address.clone())
+        };
         let member = |member: &RingMember| wire::RingMember {
             task: Some(member.task.into()),
             address: address(member.task).unwrap_or_default(),

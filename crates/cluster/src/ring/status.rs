@@ -100,7 +100,7 @@ impl Cluster {
         let members = &self.durable.ring.members;
         // A member that has made all steps gets no others before the rest has.
         let (ended, busy): (Vec<_>, Vec<_>) = members.iter().partition(|m| m.made >= span.end());
-        let progress = |member: &&RingMember| Some(&self.member(member.task.id)?.progress);
+        let progress = |member: &&RingMember| Some(&self.durable.member(member.task.id)?.progress);
         let ended = ended
             .iter()
             .filter_map(|member| Some(progress(member)?.acted));
@@ -117,7 +117,7 @@ impl Cluster {
     /// Returns the members that the others wait for before they can make steps, and since when.
     fn waited_for_at_rest(&self, now: Instant) -> Option<(Vec<Task>, Instant)> {
         let evaluator = self.durable.evaluations.holder();
-        let acted = |task: Task| Some(self.member(task.id)?.progress.acted);
+        let acted = |task: Task| Some(self.durable.member(task.id)?.progress.acted);
         let evaluator = evaluator.and_then(|task| Some((vec![task], acted(task)?)));
         let copying = self.copier().map(|copier| self.waited_for_in_copy(copier));
         let mut waited = evaluator.into_iter().chain(copying);
@@ -128,7 +128,7 @@ impl Cluster {
     /// Returns the member that copies its values, and since when. If it waits for helpers, as with `optimizer_copies`, returns those that
     /// wait for no other.
     fn waited_for_in_copy(&self, copier: (Task, Instant)) -> (Vec<Task>, Instant) {
-        let progress = |task: Task| Some(&self.member(task.id)?.progress);
+        let progress = |task: Task| Some(&self.durable.member(task.id)?.progress);
         let is_busy = |task: &Task| progress(*task).is_some_and(|work| work.waiting_on.is_empty());
         let of_copier = progress(copier.0);
         let since = of_copier.and_then(|work| work.waits_since);

@@ -101,7 +101,7 @@ fn no_index_is_given_twice_and_no_generation_falls() {
         job: "flambeau".to_owned(),
         run: RunNumber::default(),
         task: early,
-        epoch: scene.cluster.epoch(),
+        epoch: scene.cluster.durable.epoch(),
         clock: Clock(0),
         sequence: Sequence(1),
     };
@@ -190,7 +190,7 @@ fn the_server_of_a_shard_is_known_however_many_members_leave_after_it() {
     }
     let again = scene.join(Role::Ps, "ps0");
     assert_eq!(again.id, servers[0].id);
-    assert_eq!(scene.cluster.servers(), [again]);
+    assert_eq!(scene.cluster.durable.servers(), [again]);
 }
 
 #[test]

@@ -92,12 +92,12 @@ fn a_shard_goes_to_a_spare_that_has_memory_for_it() {
     let small = scene.server_with("small", 100);
     scene.pass(11, &[worker, small]);
     assert_eq!(
-        scene.cluster.servers(),
+        scene.cluster.durable.servers(),
         [server],
         "the small one has no memory for the shard"
     );
     let large = scene.server_with("large", 1 << 20);
-    assert_eq!(scene.cluster.servers(), [large]);
+    assert_eq!(scene.cluster.durable.servers(), [large]);
 }
 
 #[test]

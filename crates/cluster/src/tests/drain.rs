@@ -125,7 +125,7 @@ fn a_server_without_values_that_can_be_saved_may_go_at_once() {
     assert!(scene.cluster.drain(scene.now, spare));
 
     let (mut scene, _) = Scene::training(Mode::Async, 1);
-    let server = scene.cluster.servers()[0];
+    let server = scene.cluster.durable.servers()[0];
     assert!(scene.cluster.drain(scene.now, server));
 
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
@@ -159,7 +159,7 @@ fn a_checkpoint_for_a_server_that_stops_is_ordered_anew_when_another_server_retu
     scene.work(worker);
     let returns = |scene: &mut Scene| {
         let source = &scene.cluster.shard_map().unwrap().shards[1].source;
-        let generation = scene.cluster.servers()[1].generation.0;
+        let generation = scene.cluster.durable.servers()[1].generation.0;
         let holding = wire::Holding {
             shard: 1,
             source_epoch: source.epoch.0,

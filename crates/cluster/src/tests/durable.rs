@@ -66,7 +66,7 @@ fn a_restart_loses_nothing_of_what_is_stored() {
     assert_eq!(scene.cluster.starts(), 2);
     // The worker continues with the split that it held.
     scene.finish(worker);
-    assert_eq!(scene.cluster.done(), (3, 15));
+    assert_eq!(scene.cluster.durable.done(), (3, 15));
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn a_sync_step_that_is_skipped_needs_no_receipt() {
     request.skipped = 1;
     let finished = scene.cluster.finish_step(scene.now, &origin, &request);
     finished.unwrap();
-    assert_eq!(scene.cluster.done().0, 1);
+    assert_eq!(scene.cluster.durable.done().0, 1);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_step_of_data_that_the_worker_does_not_hold_is_refused_and_the_worker_stays(
         assert_eq!(refused.unwrap_err().reason, Reason::NotLeased);
         assert_eq!(scene.cluster.admit(&origin), Ok(()));
     }
-    assert_eq!(scene.cluster.done(), (0, 0));
+    assert_eq!(scene.cluster.durable.done(), (0, 0));
 }
 
 #[test]
@@ -121,6 +121,6 @@ fn a_step_may_have_a_single_sample_and_may_be_skipped() {
     (request.steps, request.skipped) = (1, 1);
     let finished = scene.cluster.finish_step(scene.now, &origin, &request);
     finished.unwrap();
-    assert_eq!(scene.cluster.done(), (1, 1));
+    assert_eq!(scene.cluster.durable.done(), (1, 1));
     assert_eq!(scene.cluster.summary(scene.now).skipped_steps, 1);
 }

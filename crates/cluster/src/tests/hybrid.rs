@@ -199,7 +199,9 @@ impl Hybrid {
                 continue;
             };
             let newest = ring.number;
-            if ring.members.len() < self.workers.len() || newest != self.scene.cluster.epoch().0 {
+            if ring.members.len() < self.workers.len()
+                || newest != self.scene.cluster.durable.epoch().0
+            {
                 continue;
             }
             self.take(&ring.clone());
@@ -392,7 +394,7 @@ impl Hybrid {
             assert_eq!(counts(&server.rows), counted, "{:?}", server.rows);
         }
         assert_eq!(
-            self.scene.cluster.done(),
+            self.scene.cluster.durable.done(),
             (values.len() as u64, 2 * SAMPLES)
         );
     }

@@ -19,7 +19,7 @@ impl Scene {
             job: "flambeau".to_owned(),
             run: RunNumber::default(),
             task,
-            epoch: self.cluster.epoch(),
+            epoch: self.cluster.durable.epoch(),
             clock: Clock(0),
             sequence: Sequence(1),
         };

@@ -93,7 +93,7 @@ fn a_job_that_begins_with_a_checkpoint_goes_on_where_that_stood() {
     let source = &scene.cluster.shard_map().unwrap().shards[0].source;
     assert_eq!(source.checkpoint, Some(("there".to_owned(), 1)));
     assert_eq!(source.run, "first");
-    assert_eq!(scene.cluster.done(), (2, 10));
+    assert_eq!(scene.cluster.durable.done(), (2, 10));
     assert!(scene.cluster.missing().contains("is loading"));
     scene.restored_without_losses(server);
     scene.work(worker);

@@ -61,13 +61,13 @@ fn a_step_that_a_replaced_server_has_taken_does_not_count_until_its_worker_has_m
         .finish_step(scene.now, &origin, &request)
         .unwrap_err();
     assert_eq!(refused.reason, Reason::StaleEpoch);
-    assert_eq!(scene.cluster.done(), (0, 0));
-    origin.epoch = scene.cluster.epoch();
+    assert_eq!(scene.cluster.durable.done(), (0, 0));
+    origin.epoch = scene.cluster.durable.epoch();
     scene
         .cluster
         .finish_step(scene.now, &origin, &request)
         .unwrap();
-    assert_eq!(scene.cluster.done(), (1, 5));
+    assert_eq!(scene.cluster.durable.done(), (1, 5));
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn in_sync_mode_nothing_is_lost_when_the_job_goes_back() {
         ..wire::RestoreReport::default()
     };
     scene.cluster.shard_restored(scene.now, server, &report);
-    assert_eq!(scene.cluster.done(), (0, 0));
+    assert_eq!(scene.cluster.durable.done(), (0, 0));
     assert_eq!(scene.cluster.lost_updates(), 0);
 }
 
@@ -367,7 +367,7 @@ fn numbers_that_cannot_be_true_are_refused() {
     origin.sequence = Sequence(0);
     let refused = scene.cluster.finish_step(scene.now, &origin, &request);
     assert_eq!(refused.unwrap_err().reason, Reason::OutOfOrder);
-    assert_eq!(scene.cluster.done(), (0, 0));
+    assert_eq!(scene.cluster.durable.done(), (0, 0));
 }
 
 #[test]

@@ -166,11 +166,11 @@ fn the_blocks_of_each_shard_are_counted() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
     scene.join(Role::Ps, "ps");
     let worker = scene.join(Role::Worker, "w");
-    assert_eq!(scene.cluster.updated_blocks_of(0), 0);
+    assert_eq!(scene.cluster.durable.updated_blocks_of(0), 0);
     let variables = [("a", 1), ("b", BLOCK_ELEMENTS * 3 / 2)];
     scene.model(worker, &variables).unwrap();
     assert_eq!(
-        [0, 1].map(|shard| scene.cluster.updated_blocks_of(shard)),
+        [0, 1].map(|shard| scene.cluster.durable.updated_blocks_of(shard)),
         [3, 0]
     );
 }

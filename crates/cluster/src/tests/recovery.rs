@@ -84,7 +84,7 @@ fn a_server_that_returns_with_its_values_goes_on_with_them() {
         let map = scene.map();
         // Its place in the map is a new one, so all open new sessions with it.
         assert!(map.epoch > before.epoch);
-        assert_eq!(scene.cluster.servers(), [servers[0], again]);
+        assert_eq!(scene.cluster.durable.servers(), [servers[0], again]);
         assert_eq!(scene.addresses(), ["ps0", "ps1, moved"]);
         // No value goes back.
         assert_eq!(scene.sources(), sources_before);
@@ -93,7 +93,7 @@ fn a_server_that_returns_with_its_values_goes_on_with_them() {
         assert_eq!(scene.cluster.missing(), "");
         assert_eq!(scene.cluster.recoveries().map(|r| r.1).sum::<u64>(), 0);
         assert_eq!(scene.cluster.refresh_view().workers, [worker]);
-        assert_eq!(scene.cluster.done().0, 1);
+        assert_eq!(scene.cluster.durable.done().0, 1);
     }
 }
 
@@ -107,7 +107,7 @@ fn a_server_returns_with_its_values_within_its_lease_or_after_it() {
     let parts = ["shard 0 has no server", "ps-0", "nothing was heard"];
     assert!(parts.iter().all(|part| missing.contains(part)), "{missing}");
     let again = scene.join_with("ps0", held);
-    assert_eq!(scene.cluster.servers(), [again]);
+    assert_eq!(scene.cluster.durable.servers(), [again]);
     assert_ne!(again, servers[0]);
     assert!(!scene.is_loading(0));
     assert_eq!(scene.cluster.missing(), "");
@@ -148,9 +148,9 @@ fn another_server_cannot_bring_the_values_of_a_shard() {
     scene.join_with("other", held);
     assert!(scene.is_loading(0));
     // The shard is the other's now, also when the first server returns.
-    let other = scene.cluster.servers()[0];
+    let other = scene.cluster.durable.servers()[0];
     scene.join_with("ps0", held);
-    assert_eq!(scene.cluster.servers(), [other]);
+    assert_eq!(scene.cluster.durable.servers(), [other]);
 }
 
 #[test]
@@ -194,10 +194,10 @@ fn in_async_mode_one_shard_goes_back_and_the_training_goes_on() {
         run: String::new(),
     };
     assert_eq!(scene.sources(), [before.shards[0].source.clone(), source]);
-    assert_eq!(scene.cluster.servers(), [servers[0], again]);
+    assert_eq!(scene.cluster.durable.servers(), [servers[0], again]);
     assert_eq!(scene.restores(), [(0, Some(1), 1)]);
     assert_eq!(scene.cluster.refresh_view().workers, [worker]);
-    assert_eq!(scene.cluster.done(), (1, 5));
+    assert_eq!(scene.cluster.durable.done(), (1, 5));
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn in_sync_mode_all_shards_and_the_training_go_back() {
         assert!(scene.is_loading(shard));
     }
     assert_eq!(scene.restores(), [(0, None, 0)]);
-    assert_eq!(scene.cluster.done(), (0, 0));
+    assert_eq!(scene.cluster.durable.done(), (0, 0));
     let view = scene.cluster.refresh_view();
     assert_eq!((view.min_clock, view.workers.len()), (Clock(0), 0));
     // The worker registers again, and does the same data again.
@@ -317,13 +317,13 @@ fn in_sync_mode_the_whole_job_goes_back_to_the_checkpoint_before_a_damaged_one()
     let newest = scene.cluster.durable.checkpoints.newest.clone().unwrap();
     assert_eq!(newest.number, 1);
     scene.join(Role::Ps, "ps0");
-    let steps = scene.cluster.done().0;
+    let steps = scene.cluster.durable.done().0;
     assert!(steps > 0);
     scene.cluster.take_records();
     let before = scene.map().epoch;
     scene.cluster.older_found(scene.now, &newest, Ok(first));
     assert_eq!(scene.restores(), [(0, None, 0)]);
-    assert_eq!(scene.cluster.done().0, 0);
+    assert_eq!(scene.cluster.durable.done().0, 0);
     let map = scene.map();
     assert_eq!(map.epoch, before.next());
     assert_eq!(
@@ -347,7 +347,7 @@ fn in_sync_mode_the_whole_job_goes_back_to_the_checkpoint_before_a_damaged_one()
 fn a_job_with_a_budget_of_steps_that_goes_back_does_only_what_is_left_of_it() {
     let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
     scene.cluster.job.steps = Some(3);
-    let samples = scene.cluster.training_samples();
+    let samples = scene.cluster.durable.training_samples();
     scene.cluster.durable.training.ledger =
         Some(crate::ledger::Ledger::new(samples, 2, 5, Some(3), true));
     scene.work(worker);
@@ -355,7 +355,7 @@ fn a_job_with_a_budget_of_steps_that_goes_back_does_only_what_is_left_of_it() {
     scene.finish(worker);
     scene.join(Role::Ps, "ps0");
     let report = scene.restore_report(0);
-    let server = scene.cluster.servers()[0];
+    let server = scene.cluster.durable.servers()[0];
     scene.cluster.shard_restored(scene.now, server, &report);
     let worker = scene.join(Role::Worker, "w");
     scene.variables(worker);
@@ -364,7 +364,7 @@ fn a_job_with_a_budget_of_steps_that_goes_back_does_only_what_is_left_of_it() {
         scene.finish(worker);
         steps += 1;
     }
-    assert_eq!((steps, scene.cluster.done().0), (3, 3));
+    assert_eq!((steps, scene.cluster.durable.done().0), (3, 3));
 }
 
 #[test]

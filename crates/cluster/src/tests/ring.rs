@@ -447,7 +447,7 @@ impl Rings {
                 "all have the same values"
             );
         }
-        let (steps, samples) = self.scene.cluster.done();
+        let (steps, samples) = self.scene.cluster.durable.done();
         assert_eq!((steps, samples), (values.len() as u64, 2 * SAMPLES));
     }
 }

@@ -103,6 +103,10 @@ fn a_training_that_goes_back_to_a_checkpoint_has_no_warning_of_before() {
     assert_eq!(scene.loss_warnings().len(), 1);
     let spare = scene.join(Role::Ps, "spare");
     scene.pass(11, &[worker, spare]);
-    assert_ne!(scene.cluster.servers(), servers, "the shard has moved");
+    assert_ne!(
+        scene.cluster.durable.servers(),
+        servers,
+        "the shard has moved"
+    );
     assert_eq!(scene.cluster.status(scene.now).loss_warning, "");
 }

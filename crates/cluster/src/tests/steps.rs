@@ -17,7 +17,7 @@ fn a_finish_that_comes_late_is_refused() {
     scene.finish(tasks[0]);
     let refused = scene.cluster.finish_step(scene.now, &late.0, &late.1);
     assert_eq!(refused.unwrap_err().reason, Reason::OutOfOrder);
-    assert_eq!(scene.cluster.done(), (1, 5));
+    assert_eq!(scene.cluster.durable.done(), (1, 5));
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn in_sync_mode_a_worker_that_skips_a_step_does_not_contribute_to_it() {
 #[test]
 fn a_step_with_a_limit_is_committed_once_the_servers_know_its_norm() {
     let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
-    let server = scene.cluster.servers()[0];
+    let server = scene.cluster.durable.servers()[0];
     scene.cluster.job.clip_norm = Some(2.0);
     scene.finish(tasks[0]);
     assert_eq!(scene.cluster.refresh_view().measured, None);
@@ -49,7 +49,7 @@ fn a_step_with_a_limit_is_committed_once_the_servers_know_its_norm() {
     let mut resumed = scene.resumed();
     assert_eq!(resumed.refresh_view().measured, Some(measured.clone()));
 
-    let epoch = scene.cluster.epoch().0;
+    let epoch = scene.cluster.durable.epoch().0;
     let right = wire::NormReport {
         shard: 0,
         epoch,

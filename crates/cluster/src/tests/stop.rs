@@ -16,7 +16,7 @@ fn a_stopped_job_hands_out_no_more_data_and_evaluates_what_it_has() {
                 scene.finish(*task);
             }
         }
-        let done = scene.cluster.done().1;
+        let done = scene.cluster.durable.done().1;
         assert!(done > 0 && done < 2 * SAMPLES, "{mode:?}: {done}");
         let works = tasks.iter().map(|task| (*task, scene.work(*task).0));
         let works: Vec<_> = works.collect();
@@ -122,7 +122,7 @@ fn a_job_that_is_stopped_in_its_last_checkpoint_stays_stopped_when_it_goes_back(
     let (server, worker) = (scene.server(), tasks[0]);
     scene.finish(worker);
     scene.write(&[server], "");
-    let done = scene.cluster.done();
+    let done = scene.cluster.durable.done();
     loop {
         match scene.work(worker).0 {
             Work::Split(_) => drop(scene.finish(worker)),
@@ -136,7 +136,7 @@ fn a_job_that_is_stopped_in_its_last_checkpoint_stays_stopped_when_it_goes_back(
     scene.cluster.stop("flambeau").unwrap();
     // Its server starts again, and the job goes back to the checkpoint.
     scene.join(Role::Ps, "ps");
-    assert_eq!(scene.cluster.done(), done);
+    assert_eq!(scene.cluster.durable.done(), done);
     let work = scene.work(worker).0;
     assert!(!matches!(work, Work::Split(_)), "{work:?}");
 }
@@ -165,7 +165,7 @@ fn a_stop_outlives_the_coordinator() {
     while let (Work::Split(_), _) = scene.work(tasks[0]) {
         scene.finish(tasks[0]);
     }
-    assert!(scene.cluster.done().1 < 2 * SAMPLES);
+    assert!(scene.cluster.durable.done().1 < 2 * SAMPLES);
     assert!(scene.cluster.summary(scene.now).stopped);
 }
 

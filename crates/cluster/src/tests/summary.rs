@@ -81,7 +81,7 @@ fn a_call_that_finishes_several_steps_counts_them_all() {
             .finish_step(scene.now, &origin, &request)
             .unwrap();
     }
-    assert_eq!(scene.cluster.done(), (4, 20));
+    assert_eq!(scene.cluster.durable.done(), (4, 20));
     let status = scene.cluster.status(scene.now);
     assert!(status.tasks.iter().any(|row| row.loss == 3.0));
     let lines = scene.steps_records();
@@ -257,12 +257,12 @@ fn the_job_is_over_once_all_have_left() {
     let (mut scene, tasks) = Scene::training(Mode::Async, 1);
     let server = scene.server();
     for task in [tasks[0], server] {
-        assert!(scene.cluster.anyone_there());
+        assert!(scene.cluster.durable.anyone_there());
         scene
             .cluster
             .leave(scene.now, task, &wire::LeaveRequest::default());
     }
-    assert!(!scene.cluster.anyone_there());
+    assert!(!scene.cluster.durable.anyone_there());
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn a_cancelled_job_stops_in_good_order_and_at_once_if_told_so() {
     while let (Work::Split(_), _) = scene.work(tasks[0]) {
         scene.finish(tasks[0]);
     }
-    assert!(scene.cluster.done().1 < SAMPLES);
+    assert!(scene.cluster.durable.done().1 < SAMPLES);
     scene.cluster.cancel(scene.now, true);
     let (ended, error) = phase(&mut scene);
     assert_eq!(ended, JobPhase::Failed);

@@ -55,7 +55,11 @@ fn a_worker_that_cannot_work_leaves_alone_and_its_data_is_done_by_others() {
             done += 1;
             assert!(done < 100);
         }
-        assert_eq!(scene.cluster.done().1, SAMPLES, "one epoch, {mode:?}");
+        assert_eq!(
+            scene.cluster.durable.done().1,
+            SAMPLES,
+            "one epoch, {mode:?}"
+        );
 
         // After a restart with its data, it is a worker like any other.
         let again = scene.join(Role::Worker, "w1");
@@ -116,7 +120,7 @@ fn a_failed_job_is_taken_up_again() {
     assert!(scene.cluster.failed_without_members());
     let leave = wire::LeaveRequest::default();
     scene.cluster.leave(scene.now, server, &leave);
-    let done = scene.cluster.done();
+    let done = scene.cluster.durable.done();
 
     scene.cluster = scene.resumed().with_checkpoints(
         super::super::CheckpointPlace {
@@ -128,11 +132,11 @@ fn a_failed_job_is_taken_up_again() {
     assert!(scene.cluster.failed_without_members());
     scene.cluster.resume_failed(scene.now);
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
-    assert_eq!(scene.cluster.done(), done);
+    assert_eq!(scene.cluster.durable.done(), done);
     let missing = scene.cluster.missing();
     assert!(missing.contains("shard 0 has no server"), "{missing}");
     scene.join(Role::Ps, "ps");
-    assert_eq!(scene.cluster.orphans().count(), 0);
+    assert_eq!(scene.cluster.durable.orphans().count(), 0);
 }
 
 #[test]
@@ -344,7 +348,7 @@ fn an_old_trouble_of_a_server_does_not_fail_a_job_that_loses_another_one() {
     assert_eq!(server.id.role, Role::Ps);
     let gone = wire::LeaveRequest::default();
     scene.cluster.leave(scene.now, server, &gone);
-    assert_eq!(scene.cluster.orphans().count(), 1);
+    assert_eq!(scene.cluster.durable.orphans().count(), 1);
     scene.live_on(100);
     assert!(!scene.cluster.ended(), "{}", scene.cluster.how_it_ended());
 }

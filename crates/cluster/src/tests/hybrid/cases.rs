@@ -17,7 +17,7 @@ fn a_step_that_one_has_made_is_committed_with_the_rows_of_a_dead_worker() {
     hybrid.step(&[false, true, false], false);
     hybrid.kill(0);
     hybrid.join_all();
-    assert_eq!(hybrid.scene.cluster.done(), (1, 3 * BATCH));
+    assert_eq!(hybrid.scene.cluster.durable.done(), (1, 3 * BATCH));
     let rows = &hybrid.servers[0].as_ref().unwrap().rows;
     assert_eq!(counts(rows).len() as u64, 3 * BATCH);
     hybrid.finish();
@@ -43,7 +43,7 @@ fn rows_of_an_abandoned_step_are_staged_again() {
     hybrid.stage(&[true, true, false]);
     hybrid.kill(2);
     hybrid.join_all();
-    assert_eq!(hybrid.scene.cluster.done(), (0, 0));
+    assert_eq!(hybrid.scene.cluster.durable.done(), (0, 0));
     hybrid.finish();
 }
 
@@ -82,7 +82,7 @@ fn a_report_without_receipts_does_not_count() {
         "{refused}"
     );
     let evicted = hybrid.workers[0].task;
-    assert!(!cluster.member(evicted.id).unwrap().alive);
+    assert!(!cluster.durable.member(evicted.id).unwrap().alive);
 }
 
 #[test]

@@ -9,7 +9,7 @@ fn a_ring_trains_to_the_end_of_the_data() {
         assert!(rings.scene.cluster.shard_map().is_err());
         rings.finish();
         let steps = 2 * SAMPLES.div_ceil(BATCH * u64::from(workers));
-        assert_eq!(rings.scene.cluster.done().0, steps);
+        assert_eq!(rings.scene.cluster.durable.done().0, steps);
     }
 }
 
@@ -34,7 +34,7 @@ fn a_step_that_one_has_made_is_made_by_all() {
     rings.kill(0);
     rings.join_all();
     assert_eq!(rings.workers[0].clock, Clock(1));
-    assert_eq!(rings.scene.cluster.done(), (1, 3 * BATCH));
+    assert_eq!(rings.scene.cluster.durable.done(), (1, 3 * BATCH));
     rings.finish();
 }
 
@@ -45,7 +45,7 @@ fn a_step_that_only_a_dead_worker_has_made_does_not_count() {
     rings.kill(1);
     rings.join_all();
     assert_eq!(rings.workers[0].clock, Clock(0));
-    assert_eq!(rings.scene.cluster.done(), (0, 0));
+    assert_eq!(rings.scene.cluster.durable.done(), (0, 0));
     rings.finish();
 }
 
@@ -62,7 +62,7 @@ fn a_step_counts_only_once_others_have_it() {
     rings.kill(1);
     rings.join_all();
     assert_eq!(rings.workers[0].clock, Clock(0));
-    assert_eq!(rings.scene.cluster.done(), (0, 0));
+    assert_eq!(rings.scene.cluster.durable.done(), (0, 0));
     rings.finish();
 }
 
@@ -131,7 +131,7 @@ fn two_workers_that_cannot_reach_each_other_are_parted() {
             other => assert_eq!(other.unwrap_err().reason, Reason::Fenced),
         }
     }
-    let member = rings.scene.cluster.member(other.id).unwrap();
+    let member = rings.scene.cluster.durable.member(other.id).unwrap();
     assert!(!member.alive);
     assert_eq!(member.gone, "another worker cannot reach it");
     rings.workers.remove(2);
@@ -169,7 +169,7 @@ fn a_worker_that_holds_up_a_ring_is_evicted_alone() {
     rings.scene.pass(62, &tasks);
     let alive: Vec<bool> = tasks
         .iter()
-        .map(|task| rings.scene.cluster.member(task.id).unwrap().alive)
+        .map(|task| rings.scene.cluster.durable.member(task.id).unwrap().alive)
         .collect();
     assert_eq!(alive, [true, false, true]);
 }
@@ -240,7 +240,7 @@ fn a_member_that_others_have_lost_is_left_out_before_its_lease_ends() {
     rings.scene.pass(1, &[&alive[..], &[silent.task]].concat());
     rings.join_all();
     rings.step(&rings.all(), true);
-    let known = rings.scene.cluster.member(silent.task.id);
+    let known = rings.scene.cluster.durable.member(silent.task.id);
     assert!(known.unwrap().alive, "its lease goes on");
     // It is alive after all, with a step that the others have made with other samples.
     rings.workers.push(silent);

@@ -52,7 +52,7 @@ fn a_worker_behind_the_last_group_is_spare_and_makes_all_steps() {
         }
         rings.finish();
         let steps = 2 * SAMPLES.div_ceil(BATCH * u64::from(ranks));
-        assert_eq!(rings.scene.cluster.done().0, steps);
+        assert_eq!(rings.scene.cluster.durable.done().0, steps);
     }
 }
 
@@ -77,7 +77,7 @@ fn one_worker_ends_a_job_in_which_no_step_is_left() {
     let mut rings = Rings::in_groups(2);
     let all = 2 * SAMPLES;
     for worker in [0, 1].repeat(20) {
-        if rings.scene.cluster.done().1 < all {
+        if rings.scene.cluster.durable.done().1 < all {
             rings.step(&[worker], true);
         }
     }
@@ -92,7 +92,7 @@ fn one_worker_ends_a_job_that_is_stopped() {
     let mut rings = Rings::in_groups(2);
     rings.step(&rings.all(), true);
     rings.step(&[0], false);
-    let done = rings.scene.cluster.done();
+    let done = rings.scene.cluster.durable.done();
     rings.kill(1);
     assert!(rings.is_pending(0));
     let name = rings.scene.cluster.job.name.clone();
@@ -105,7 +105,7 @@ fn one_worker_ends_a_job_that_is_stopped() {
     let phase = rings.scene.cluster.durable.outcome.phase;
     assert_eq!(phase, JobPhase::Done, "{}", rings.scene.cluster.missing());
     // It has made a step that the other has not reported.
-    let (steps, samples) = rings.scene.cluster.done();
+    let (steps, samples) = rings.scene.cluster.durable.done();
     assert_eq!((steps, samples), (done.0 + 1, done.1 + 2 * BATCH));
 }
 

@@ -135,7 +135,7 @@ fn when_all_have_died_the_newest_checkpoint_is_loaded() {
     rings.replace_all(1);
     let ring = rings.form();
     assert_eq!(ring.checkpoint.as_ref().unwrap().number, number);
-    assert_eq!(rings.scene.cluster.done().0 as usize, saved.len());
+    assert_eq!(rings.scene.cluster.durable.done().0 as usize, saved.len());
     let missing = rings.scene.cluster.missing();
     assert!(missing.contains("a worker is loading"), "{missing}");
     rings.take(&ring, &rings.all());
@@ -203,7 +203,7 @@ fn a_worker_that_does_not_join_is_evicted_though_the_loader_has_died() {
     rings.ask(newcomer, None).unwrap();
     let newcomer = rings.workers[newcomer].task;
     rings.scene.pass(62, &[stopped, newcomer]);
-    let alive = |task: Task| rings.scene.cluster.member(task.id).unwrap().alive;
+    let alive = |task: Task| rings.scene.cluster.durable.member(task.id).unwrap().alive;
     assert_eq!((alive(stopped), alive(newcomer)), (false, true));
 }
 

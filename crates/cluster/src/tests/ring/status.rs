@@ -89,7 +89,7 @@ fn a_late_worker_that_waits_is_not_waited_for() {
 #[test]
 fn the_others_wait_for_the_worker_that_evaluates() {
     let mut rings = Rings::new(2);
-    while rings.scene.cluster.done().1 < SAMPLES {
+    while rings.scene.cluster.durable.done().1 < SAMPLES {
         rings.step(&rings.all(), true);
     }
     assert!(matches!(rings.work(1), Work::Evaluate { .. }));
