@@ -14,7 +14,7 @@ use shared_proto::job::Sgd;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::{bucket, hash};
-use shared_proto::table::{Initializer, RowOptimizer, TableSpec};
+use shared_proto::table::{RowOptimizer, TableSpec};
 use tokio::time::{Instant, Sleep};
 use worker::replica::{
     Computed, Computing, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica,
@@ -244,12 +244,10 @@ impl Counting {
                         name: "counts".to_owned(),
                         dimension: 1,
                         buckets: BUCKETS as u32,
-                        initializer: Initializer::Zeros,
                         optimizer: RowOptimizer::Sgd(Sgd {
                             learning_rate: 1.0,
                             ..Sgd::default()
                         }),
-                        seed: 0,
                         ..TableSpec::default()
                     },
                     pairs::spec(history.evicts()),

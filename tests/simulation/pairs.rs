@@ -8,7 +8,7 @@ use shared_proto::job::Sgd;
 use shared_proto::step::WantedRows;
 use shared_proto::table::hash::hash;
 use shared_proto::table::{
-    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
+    Admission, Age, Capacity, Eviction, EvictionOrder, RowOptimizer, TableSpec,
 };
 
 /// The number of pairs.
@@ -64,7 +64,6 @@ pub(crate) fn spec(evicts: Evicts) -> TableSpec {
         name: "pairs".to_owned(),
         dimension: 1,
         buckets: 1,
-        initializer: Initializer::Zeros,
         optimizer: RowOptimizer::Sgd(Sgd {
             learning_rate: 1.0,
             ..Sgd::default()

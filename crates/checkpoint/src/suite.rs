@@ -9,7 +9,7 @@ mod stores;
 
 use bytes::Bytes;
 use shared_proto::blocks::{BlockId, VariableKind};
-use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version};
+use shared_proto::ids::{Clock, Generation, Sequence, Task, TaskId, Version};
 
 use crate::format::FORMAT;
 use crate::manifest::{FileEntry, Manifest, SavedVariable};
@@ -29,10 +29,7 @@ fn numbers(count: u64, seed: u64) -> Bytes {
 pub(crate) fn block(variable: u32, index: u32, elements: u64, slots: u32, seed: u64) -> SavedBlock {
     let mark = |worker: u32| Watermark {
         task: Task {
-            id: TaskId {
-                role: Role::Worker,
-                index: worker,
-            },
+            id: TaskId::worker(worker),
             generation: Generation(1),
         },
         sequence: Sequence(seed + u64::from(worker)),

@@ -327,10 +327,7 @@ mod tests {
 
     fn worker(index: u32) -> Task {
         Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Generation(1),
         }
     }

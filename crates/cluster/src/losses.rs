@@ -303,10 +303,7 @@ mod tests {
     #[test]
     fn blocks_lack_what_their_watermarks_do_not_say() {
         let worker = |index| Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Generation(1),
         };
         let mark = |index, taken, blocks| wire::Watermark {

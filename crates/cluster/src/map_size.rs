@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use prost::Message;
     use shared_proto::blocks::{PlacedShard, PlacedVariable, ShardMap, ShardServer, Source};
-    use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
+    use shared_proto::ids::{Epoch, Generation, Task, TaskId};
 
     fn specs(variables: usize, elements: usize) -> Vec<VariableSpec> {
         let spec = |i| VariableSpec {
@@ -84,10 +84,7 @@ mod tests {
         shards: usize,
         location: &str,
     ) -> ShardMap {
-        let id = TaskId {
-            role: Role::Ps,
-            index: u32::MAX,
-        };
+        let id = TaskId::ps(u32::MAX);
         let server = Task {
             id,
             generation: Generation(u64::MAX),

@@ -335,7 +335,7 @@ impl Cluster {
         }
     }
 
-    /// Evicts members whose leases have expired.
+    /// Evicts each member with an expired lease.
     fn evict_silent(&mut self, now: Instant) {
         let lease = self.lease();
         let members = self.durable.members.values();

@@ -164,15 +164,7 @@ impl Cluster {
         }
         self.check_lease(task, request)?;
         self.check_numbers(task, request)?;
-        if let Err(refusal) = self.check_receipts(origin, request) {
-            // Its gradient cannot count on all shards, so the other workers must not wait for it.
-            self.remove(
-                now,
-                task.id,
-                "it finished a step without a receipt of each shard",
-            );
-            return Err(refusal);
-        }
+        self.require_receipts(now, origin, request)?;
         let ledger = self.durable.training.ledger.as_mut();
         let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
         let (samples, complete) = advanced.ok_or_else(|| not_leased(task, request))?;
@@ -198,6 +190,22 @@ impl Cluster {
         }
         self.schedule_last_evaluation();
         Ok(self.update_min_clock())
+    }
+
+    /// Evicts the worker in sync mode unless all shards hold its gradient, so that no other worker waits for its step.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] names a shard without a receipt.
+    pub(super) fn require_receipts(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<(), Refusal> {
+        self.check_receipts(origin, request).inspect_err(|_| {
+            let why = "it finished a step without a receipt of each shard";
+            self.remove(now, origin.task.id, why);
+        })
     }
 
     /// Counts a worker's report of steps, of which it has made `samples` samples.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use shared_proto::blocks::{PlacedShard, Source, VariableSpec};
-use shared_proto::ids::{Clock, Origin, Role, RunNumber, Sequence, Task};
+use shared_proto::ids::{Clock, Epoch, Origin, Role, RunNumber, Sequence, Task};
 use shared_proto::job::{Job, Mode};
 use shared_proto::refusal::Reason;
 use shared_proto::view::JobPhase;
@@ -192,6 +192,12 @@ impl Scene {
             clock,
             sequence: Sequence(self.sequence),
         }
+    }
+
+    fn origin_in_ring(&mut self, task: Task, ring: Epoch, clock: Clock) -> Origin {
+        let mut origin = self.origin(task, clock);
+        origin.epoch = ring;
+        origin
     }
 
     /// Lets time pass while these members send heartbeats.

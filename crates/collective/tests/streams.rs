@@ -45,10 +45,7 @@ struct Host {
 }
 
 fn identity(index: usize) -> Identity {
-    let id = TaskId {
-        role: Role::Worker,
-        index: index as u32,
-    };
+    let id = TaskId::worker(index as u32);
     let generation = Generation(1);
     Identity {
         job: "sums".to_owned(),

@@ -14,6 +14,7 @@
 pub mod clusters;
 mod descriptors;
 pub mod http;
+pub mod job_flags;
 pub mod membership;
 mod offload;
 pub mod output;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Error;
 use clap::Args;
-use daemon::settings::JobFlags;
+use daemon::job_flags::JobFlags;
 use shared_proto::blocks::BlockId;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::task;

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use clap::Args;
 use coordinator::read_job;
+use daemon::job_flags::JobFlags;
 use daemon::membership::Coordinator;
-use daemon::settings::{JobFlags, SecuritySettings};
+use daemon::settings::SecuritySettings;
 use serde_json::json;
 use shared_proto::wire::{JobState, QueuedJob, SubmitJobRequest};
 

@@ -37,12 +37,9 @@ pub struct Identity {
 impl Identity {
     /// Returns the identity of worker 0 of the job `j`, for tests without a cluster.
     pub(crate) fn of_a_test(wire: Dtype, losses: mpsc::Sender<Loss>) -> Self {
-        use shared_proto::ids::{Generation, Role, TaskId};
+        use shared_proto::ids::{Generation, TaskId};
         use shared_proto::network::SystemNetwork;
-        let id = TaskId {
-            role: Role::Worker,
-            index: 0,
-        };
+        let id = TaskId::worker(0);
         Self {
             job: "j".to_owned(),
             run: RunNumber::default(),

@@ -82,11 +82,8 @@ impl Maps {
 #[cfg(test)]
 pub(crate) fn placed(address: &str) -> shared_proto::blocks::PlacedShard {
     use shared_proto::blocks::{PlacedShard, ShardServer, Source};
-    use shared_proto::ids::{Generation, Role, Task, TaskId};
-    let id = TaskId {
-        role: Role::Ps,
-        index: 0,
-    };
+    use shared_proto::ids::{Generation, Task, TaskId};
+    let id = TaskId::ps(0);
     let server = Task {
         id,
         generation: Generation(1),

@@ -105,9 +105,9 @@ mod tests {
     use proptest::prelude::*;
     use shared_proto::blocks::PlacedTable;
     use shared_proto::ids::Epoch;
-    use shared_proto::job::Sgd;
+
+    use shared_proto::table::TableSpec;
     use shared_proto::table::hash::hash;
-    use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
 
     fn map(dimensions: &[u32], buckets: u32, shards: u32) -> ShardMap {
         let table = |(number, dimension): (usize, &u32)| PlacedTable {
@@ -115,11 +115,6 @@ mod tests {
                 name: format!("table{number}"),
                 dimension: *dimension,
                 buckets,
-                initializer: Initializer::Zeros,
-                optimizer: RowOptimizer::Sgd(Sgd::default()),
-                seed: 0,
-                admission: Admission::All,
-                eviction: Eviction::default(),
                 ..TableSpec::default()
             },
             shards: (0..buckets).map(|bucket| bucket % shards).collect(),

@@ -105,6 +105,20 @@ pub struct TaskId {
     pub index: u32,
 }
 
+impl TaskId {
+    /// Returns the worker with this index.
+    pub const fn worker(index: u32) -> Self {
+        let role = Role::Worker;
+        Self { role, index }
+    }
+
+    /// Returns the parameter server with this index.
+    pub const fn ps(index: u32) -> Self {
+        let role = Role::Ps;
+        Self { role, index }
+    }
+}
+
 impl fmt::Display for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.role, self.index)
@@ -262,10 +276,7 @@ mod tests {
     #[test]
     fn a_clock_that_no_worker_reaches_is_refused() {
         let worker = Task {
-            id: TaskId {
-                role: Role::Worker,
-                index: 0,
-            },
+            id: TaskId::worker(0),
             generation: Generation(1),
         };
         let origin = |clock| wire::Origin {

@@ -68,16 +68,13 @@ impl PreparedKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Generation, Role, TaskId};
+    use crate::ids::{Generation, TaskId};
 
     #[test]
     fn a_receipt_is_of_one_shard_worker_life_and_step() {
         let key = ReceiptKey([7; 32]);
         let task = |index, generation| Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Generation(generation),
         };
         let receipt = key.receipt(1, task(2, 3), Clock(4));

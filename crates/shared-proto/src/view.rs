@@ -320,15 +320,12 @@ impl TryFrom<wire::View> for View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Generation, Role, TaskId};
+    use crate::ids::{Generation, TaskId};
 
     #[test]
     fn a_view_survives_the_wire() {
         let task = |index| Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Generation(2),
         };
         let view = View {
@@ -368,10 +365,7 @@ mod tests {
     #[test]
     fn a_peer_that_knows_the_workers_reads_the_same_view() {
         let task = |index, generation| Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Generation(generation),
         };
         let workers = vec![task(0, 2), task(3, 2)];

@@ -56,8 +56,6 @@ impl NewRows {
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::job::Sgd;
-    use shared_proto::table::{Admission, Eviction, RowOptimizer};
 
     use super::*;
 
@@ -68,10 +66,7 @@ mod tests {
             dimension: 80,
             buckets: 1,
             initializer: Initializer::Uniform { limit: 1.0 },
-            optimizer: RowOptimizer::Sgd(Sgd::default()),
             seed: 7,
-            admission: Admission::All,
-            eviction: Eviction::default(),
             ..TableSpec::default()
         };
         let mut random = NewRows::of(&spec).random;

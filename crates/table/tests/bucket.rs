@@ -20,8 +20,6 @@ fn spec(admission: Admission, eviction: Eviction) -> TableSpec {
         name: "item".to_owned(),
         dimension: 2,
         buckets: 4,
-        initializer: Initializer::Zeros,
-        optimizer: RowOptimizer::Sgd(Sgd::default()),
         seed: 3,
         admission,
         eviction,

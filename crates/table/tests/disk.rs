@@ -12,8 +12,7 @@ use proptest::prelude::*;
 use shared_proto::job::Adagrad;
 use shared_proto::payload::LeF32;
 use shared_proto::table::{
-    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
-    TableSpec,
+    Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage, TableSpec,
 };
 
 fn spec(eviction: Eviction) -> TableSpec {
@@ -24,7 +23,6 @@ fn spec(eviction: Eviction) -> TableSpec {
         initializer: Initializer::Uniform { limit: 0.5 },
         optimizer: RowOptimizer::Adagrad(Adagrad::default()),
         seed: 3,
-        admission: Admission::All,
         eviction,
         ..TableSpec::default()
     }

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use flambeau_table::initial::NewRows;
 use flambeau_table::rows::{Place, Rows};
 use proptest::prelude::*;
-use shared_proto::job::{Adagrad, Sgd};
+use shared_proto::job::Adagrad;
 use shared_proto::payload::LeF32;
-use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
+use shared_proto::table::{Initializer, RowOptimizer, TableSpec};
 
 fn spec(dimension: u32, initializer: Initializer) -> TableSpec {
     TableSpec {
@@ -17,10 +17,7 @@ fn spec(dimension: u32, initializer: Initializer) -> TableSpec {
         dimension,
         buckets: 16,
         initializer,
-        optimizer: RowOptimizer::Sgd(Sgd::default()),
         seed: 7,
-        admission: Admission::All,
-        eviction: Eviction::default(),
         ..TableSpec::default()
     }
 }

@@ -123,14 +123,10 @@ fn place(dir: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::ids::Role;
 
     use super::*;
 
-    const WORKER: TaskId = TaskId {
-        role: Role::Worker,
-        index: 1,
-    };
+    const WORKER: TaskId = TaskId::worker(1);
 
     #[test]
     fn the_best_evaluation_is_kept_over_restarts() {

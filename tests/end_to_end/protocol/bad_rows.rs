@@ -2,9 +2,7 @@
 
 use shared_proto::job::Sgd;
 use shared_proto::table::hash::{bucket, hash};
-use shared_proto::table::{
-    Admission, Eviction, Initializer, RowOptimizer, Rows, TableSpec, ids_to_bytes,
-};
+use shared_proto::table::{RowOptimizer, Rows, TableSpec, ids_to_bytes};
 
 use super::*;
 
@@ -15,14 +13,11 @@ fn table(name: &str, dimension: u32) -> TableSpec {
         name: name.to_owned(),
         dimension,
         buckets: BUCKETS,
-        initializer: Initializer::Zeros,
         optimizer: RowOptimizer::Sgd(Sgd {
             learning_rate: 1.0,
             ..Sgd::default()
         }),
         seed: 1,
-        admission: Admission::All,
-        eviction: Eviction::default(),
         ..TableSpec::default()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use shared_proto::job::Sgd;
 use shared_proto::step::{RowGradients, WantedRows};
 use shared_proto::table::hash::hash;
-use shared_proto::table::{Initializer, RowOptimizer, TableSpec};
+use shared_proto::table::{RowOptimizer, TableSpec};
 use worker::replica::Positions;
 
 use super::values::{CLOSE, VISITS, Values, visits};
@@ -24,7 +24,6 @@ pub(super) fn spec() -> TableSpec {
         name: "visits".to_owned(),
         dimension: 1,
         buckets: BUCKETS,
-        initializer: Initializer::Zeros,
         optimizer: RowOptimizer::Sgd(Sgd {
             learning_rate: 1.0,
             ..Sgd::default()

@@ -7,9 +7,7 @@ use shared_proto::blocks::BlockId;
 use shared_proto::ids::Version;
 use shared_proto::job::Adagrad;
 use shared_proto::payload::LeF32;
-use shared_proto::table::{
-    Admission, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
-};
+use shared_proto::table::{Capacity, Eviction, EvictionOrder, RowOptimizer, TableSpec};
 use table::bucket::Bucket;
 use table::rows::SharedRow;
 
@@ -33,10 +31,8 @@ fn spec() -> TableSpec {
         name: "item".to_owned(),
         dimension: 2,
         buckets: 1,
-        initializer: Initializer::Zeros,
         optimizer: RowOptimizer::Adagrad(Adagrad::default()),
         seed: 3,
-        admission: Admission::All,
         eviction: Eviction {
             capacity: Some(Capacity {
                 rows: 60,

@@ -141,14 +141,7 @@ impl Cluster {
             ));
         }
         self.check_report(task, request, request.steps)?;
-        if let Err(refusal) = self.check_receipts(origin, request) {
-            self.remove(
-                now,
-                task.id,
-                "it finished a step without a receipt of each shard",
-            );
-            return Err(refusal);
-        }
+        self.require_receipts(now, origin, request)?;
         let samples = made.saturating_mul(self.job.samples_per_step());
         let samples = request.samples.min(samples);
         if let Some(member) = self.durable.ring.member_mut(task) {

@@ -77,24 +77,27 @@ fn results_outlive_a_restart_with_all_that_they_say() {
 
 /// Trains an epoch, and reports this value of a metric.
 fn evaluated(scene: &mut Scene, worker: Task, metric: &str, value: f64) {
+    let (data_epoch, save_model) = train_to_evaluation(scene, worker);
+    let digest = if save_model { DIGEST_BYTES } else { 0 };
+    let report = wire::EvaluationReport {
+        data_epoch,
+        metrics: [("loss".to_owned(), 0.5), (metric.to_owned(), value)].into(),
+        model_sha256: vec![7; digest].into(),
+        ..wire::EvaluationReport::default()
+    };
+    let origin = scene.origin(worker, Clock(0));
+    scene.cluster.evaluated(scene.now, &origin, report).unwrap();
+}
+
+/// Trains until the worker is to evaluate a data epoch. Returns it, and whether the model is to be saved.
+fn train_to_evaluation(scene: &mut Scene, worker: Task) -> (u32, bool) {
     loop {
         match scene.work(worker).0 {
             Work::Split(_) => drop(scene.finish(worker)),
             Work::Evaluate {
                 data_epoch,
                 save_model,
-            } => {
-                let digest = if save_model { DIGEST_BYTES } else { 0 };
-                let report = wire::EvaluationReport {
-                    data_epoch,
-                    metrics: [("loss".to_owned(), 0.5), (metric.to_owned(), value)].into(),
-                    model_sha256: vec![7; digest].into(),
-                    ..wire::EvaluationReport::default()
-                };
-                let origin = scene.origin(worker, Clock(0));
-                scene.cluster.evaluated(scene.now, &origin, report).unwrap();
-                return;
-            }
+            } => return (data_epoch, save_model),
             other => panic!("{other:?}"),
         }
     }
@@ -219,18 +222,5 @@ fn a_job_that_monitors_a_metric_it_does_not_measure_fails_and_names_those_it_has
 fn a_job_that_wants_it_is_evaluated_at_its_end_alone() {
     let (mut scene, worker) = monitored("evaluations = \"last\"");
     scene.cluster.job.evaluations = shared_proto::job::Evaluations::Last;
-    loop {
-        match scene.work(worker).0 {
-            Work::Split(_) => drop(scene.finish(worker)),
-            Work::Evaluate {
-                data_epoch,
-                save_model,
-                ..
-            } => {
-                assert_eq!((data_epoch, save_model), (19, true));
-                break;
-            }
-            other => panic!("{other:?}"),
-        }
-    }
+    assert_eq!(train_to_evaluation(&mut scene, worker), (19, true));
 }

@@ -154,11 +154,7 @@ impl Hybrid {
         let Worker {
             task, ring, clock, ..
         } = self.workers[worker];
-        let origin = self.scene.origin(task, clock);
-        Origin {
-            epoch: ring,
-            ..origin
-        }
+        self.scene.origin_in_ring(task, ring, clock)
     }
 
     /// Asks for a ring. A worker that is evicted registers again, and keeps its values.

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use shared_proto::blocks::PlacedTable;
-use shared_proto::job::Sgd;
-use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
+use shared_proto::table::TableSpec;
 
 use super::*;
 use crate::StoreTask;
@@ -29,11 +28,6 @@ fn with_a_table(increments: u32) -> (Scene, Task, Task) {
         name: "item".to_owned(),
         dimension: 2,
         buckets: 2,
-        initializer: Initializer::Zeros,
-        optimizer: RowOptimizer::Sgd(Sgd::default()),
-        seed: 0,
-        admission: Admission::All,
-        eviction: Eviction::default(),
         ..TableSpec::default()
     };
     variables.model.tables.push(spec.clone());

@@ -179,11 +179,7 @@ impl Rings {
         let Worker {
             task, ring, clock, ..
         } = self.workers[worker];
-        let origin = self.scene.origin(task, clock);
-        Origin {
-            epoch: ring,
-            ..origin
-        }
+        self.scene.origin_in_ring(task, ring, clock)
     }
 
     fn ask(&mut self, worker: usize, lost: Option<Task>) -> Result<Joined, Refusal> {
@@ -408,6 +404,14 @@ impl Rings {
             .cluster
             .leave(self.scene.now, killed.task, &leave);
         killed
+    }
+
+    /// Joins all workers, checks that no step counts, and finishes the job.
+    fn finish_with_no_step_counted(&mut self) {
+        self.join_all();
+        assert_eq!(self.workers[0].clock, Clock(0));
+        assert_eq!(self.scene.cluster.durable.done(), (0, 0));
+        self.finish();
     }
 
     /// Makes steps until the job is done, and checks that each sample is in the values once.

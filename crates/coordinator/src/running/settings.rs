@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use daemon::settings::{AfterJob, ConnectionSettings, JobFlags, LocationSettings, ProcessSettings};
+use daemon::job_flags::JobFlags;
+use daemon::settings::{AfterJob, ConnectionSettings, LocationSettings, ProcessSettings};
 use shared_proto::job::Job;
 use shared_proto::transport::socket_address;
 use storage::AllowedLocations;

@@ -152,7 +152,7 @@ pub(super) async fn heartbeats(
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::ids::{Generation, Role, RunNumber, Task, TaskId};
+    use shared_proto::ids::{Generation, RunNumber, Task, TaskId};
     use shared_proto::job::Job;
     use shared_proto::security::Security;
 
@@ -164,10 +164,7 @@ mod tests {
         const LENGTH: Duration = Duration::from_secs(3);
         let coordinator =
             Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
-        let id = TaskId {
-            role: Role::Worker,
-            index: 0,
-        };
+        let id = TaskId::worker(0);
         let generation = Generation(1);
         let sender = Sender::new(&Job::default(), RunNumber(1), Task { id, generation });
         let lease = Lease::of(LENGTH, Instant::now());

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use daemon::settings::named;
+use daemon::job_flags::named;
 use serde::Serialize;
 use serde_json::json;
 use shared_proto::job::{Job, Mode};

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use shared_proto::blocks::{BlockId, VariableKind};
 use shared_proto::ids::Version;
 use shared_proto::job::Adagrad;
-use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, SavedRows, TableSpec};
+use shared_proto::table::{RowOptimizer, SavedRows, TableSpec};
 
 use super::*;
 
@@ -24,11 +24,7 @@ fn table() -> TableSpec {
         name: "items".to_owned(),
         dimension: 2,
         buckets: 1,
-        initializer: Initializer::Zeros,
         optimizer: RowOptimizer::RowAdagrad(Adagrad::default()),
-        seed: 0,
-        admission: Admission::All,
-        eviction: Eviction::default(),
         ..TableSpec::default()
     }
 }

@@ -172,15 +172,7 @@ impl LocalCluster {
                 start = start.with(["--lookup-listen", "127.0.0.1:0"]);
             }
             start = start.with(cluster.socket_file(&format!("ps-{index}"), &plan));
-            cluster
-                .spawn(
-                    TaskId {
-                        role: Role::Ps,
-                        index,
-                    },
-                    start,
-                )
-                .await?;
+            cluster.spawn(TaskId::ps(index), start).await?;
         }
         for index in 0..plan.workers {
             let mut start = cluster.member("worker", Role::Worker, index);
@@ -192,15 +184,7 @@ impl LocalCluster {
                     start = start.with(["--threads", &shared_threads(plan.workers).to_string()]);
                 }
             }
-            cluster
-                .spawn(
-                    TaskId {
-                        role: Role::Worker,
-                        index,
-                    },
-                    start,
-                )
-                .await?;
+            cluster.spawn(TaskId::worker(index), start).await?;
         }
         Ok(cluster)
     }

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, FromArgMatches};
+use daemon::job_flags::JobFlags;
 use daemon::process::{self, Failure, Process};
-use daemon::settings::{JobFlags, MemberSettings, ProcessSettings};
+use daemon::settings::{MemberSettings, ProcessSettings};
 use shared_proto::job::StrategyName;
 use shared_proto::transport::Listen;
 use worker::device::Choices;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use coordinator::read_job;
-use daemon::settings::JobFlags;
+use daemon::job_flags::JobFlags;
 use shared_proto::job::{Job, run_dir};
 use worker::registry::Registry;
 

@@ -133,7 +133,7 @@ mod tests {
         PlacedShard, PlacedVariable, ShardMap, ShardServer, Source, VariableKind, VariableSpec,
     };
     use shared_proto::ids::{
-        Clock, Epoch, Generation, Origin, Role, RunNumber, Sequence, Task, TaskId, Version,
+        Clock, Epoch, Generation, Origin, RunNumber, Sequence, Task, TaskId, Version,
     };
     use shared_proto::job::{Job, Momentum, Optimizer};
     use shared_proto::payload::{self, Elements};
@@ -145,10 +145,7 @@ mod tests {
 
     fn worker() -> Task {
         Task {
-            id: TaskId {
-                role: Role::Worker,
-                index: 0,
-            },
+            id: TaskId::worker(0),
             generation: Generation(1),
         }
     }

@@ -140,14 +140,11 @@ impl Entrance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared_proto::ids::{Generation, Role};
+    use shared_proto::ids::Generation;
 
     fn worker(index: u32, generation: u64) -> Task {
         Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Generation(generation),
         }
     }

@@ -141,14 +141,11 @@ impl Gate {
 mod tests {
     use super::*;
     use proptest::{prop_assert_eq, proptest};
-    use shared_proto::ids::{Generation, Role, RunNumber, Sequence, TaskId, ViewNumber};
+    use shared_proto::ids::{Generation, RunNumber, Sequence, TaskId, ViewNumber};
 
     fn worker(index: u32) -> Task {
         Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Generation(1),
         }
     }

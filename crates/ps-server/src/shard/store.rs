@@ -347,16 +347,13 @@ pub(crate) fn not_initialized(what: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared_proto::ids::{Generation, Role, TaskId};
+    use shared_proto::ids::{Generation, TaskId};
 
     #[test]
     fn a_push_of_an_earlier_step_does_not_hide_that_all_blocks_hold_the_newest() {
         let id = |index| BlockId { variable: 0, index };
         let blocks = Blocks::new((0..2).map(|index| (id(index), Block::empty())), 2);
-        let id = TaskId {
-            role: Role::Worker,
-            index: 0,
-        };
+        let id = TaskId::worker(0);
         let worker = Task {
             id,
             generation: Generation(1),

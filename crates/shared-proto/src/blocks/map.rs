@@ -339,14 +339,11 @@ enum Found<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Generation, Role, TaskId};
+    use crate::ids::{Generation, TaskId};
 
     fn server(index: u32) -> Task {
         Task {
-            id: TaskId {
-                role: Role::Ps,
-                index,
-            },
+            id: TaskId::ps(index),
             generation: Generation(2),
         }
     }

@@ -1,6 +1,7 @@
 //! The job: one TOML file, the same for all roles. A setting that the file leaves out has its default. An unknown
 //! key is an error that names it.
 
+mod columns;
 mod data;
 mod error;
 mod groups;
@@ -21,10 +22,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use data::{
-    ColumnType, Data, LabelTransform, Missing, MissingLabel, MissingRule, Pictures, TargetKind,
-    Transform,
-};
+pub use columns::{ColumnType, Missing, MissingRule, Transform};
+pub use data::{Data, LabelTransform, MissingLabel, Pictures, TargetKind};
 pub use error::JobError;
 pub use groups::{Group, matches_pattern};
 pub use monitor::{Best, EarlyStopping, Evaluations, Goal, Plateau};

@@ -160,21 +160,15 @@ fn values_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Sgd;
+
     use crate::payload::{Dtype, to_bytes};
     use crate::table::hash::bucket;
-    use crate::table::{Admission, Eviction, Initializer, RowOptimizer};
 
     fn spec() -> TableSpec {
         TableSpec {
             name: "item".to_owned(),
             dimension: 2,
             buckets: 4,
-            initializer: Initializer::Zeros,
-            optimizer: RowOptimizer::Sgd(Sgd::default()),
-            seed: 0,
-            admission: Admission::All,
-            eviction: Eviction::default(),
             ..TableSpec::default()
         }
     }

@@ -14,7 +14,7 @@ use collective::{
 use pollster::block_on;
 use sha2::{Digest, Sha256};
 use shared_proto::connections::{Connections, Limits, Port};
-use shared_proto::ids::{Epoch, Generation, Role, RunNumber, Task, TaskId};
+use shared_proto::ids::{Epoch, Generation, RunNumber, Task, TaskId};
 use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
@@ -162,10 +162,7 @@ impl Hosts {
             job: "loop".to_owned(),
             run: RunNumber(u64::from_le_bytes(first_bytes(&digest))),
             task: Task {
-                id: TaskId {
-                    role: Role::Worker,
-                    index: u32::try_from(index).unwrap_or(u32::MAX),
-                },
+                id: TaskId::worker(u32::try_from(index).unwrap_or(u32::MAX)),
                 generation: Generation(1),
             },
         }

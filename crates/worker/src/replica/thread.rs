@@ -1,9 +1,10 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
-//! batches. `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile, `on_device` those with gradients
+//! batches. `handle` sends it commands, `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile, `on_device` those with gradients
 //! that stay on the device, `stages` those of some stages of a model; `mirror` asks the thread for what strategies without servers want.
 //! `nccl`, or `without_nccl`, adds up among GPUs; `memory` explains a lack of memory.
 
 mod buckets;
+mod handle;
 mod memory;
 mod mirror;
 #[cfg(feature = "nccl")]
@@ -19,15 +20,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use async_trait::async_trait;
 use candle_core::Device;
-use parking_lot::Mutex;
-use shared_proto::job::{Clip, Job, NonFinite, StrategyName};
+use shared_proto::job::{Job, NonFinite, StrategyName};
 use shared_proto::payload::Elements;
 use tokio::sync::{mpsc, oneshot};
 
 use self::buckets::Bucketed;
 pub(super) use self::gpus::NcclId;
+pub use self::handle::ModelReplica;
+use self::handle::ended;
 #[cfg(feature = "nccl")]
 use self::nccl as gpus;
 pub(super) use self::on_device::PartOfStep;
@@ -35,12 +36,12 @@ use self::on_device::{DeviceCommand, OnDevice};
 use self::stages::StageCommand;
 #[cfg(not(feature = "nccl"))]
 use self::without_nccl as gpus;
-use super::build::{Built, Place, build, precision};
-use super::error::{ReplicaError, panic_message};
+use super::build::{Built, Place, build};
+use super::error::ReplicaError;
 use super::evaluating::Evaluating;
 use super::filling::Filling;
-use super::interface::{Computing, Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::{InBuckets, Mirror};
+use super::interface::{Description, Evaluation, EvaluationPart};
+use super::mirror::InBuckets;
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::pipeline::Pipeline;
 use super::reader::{self, Assembled, Batches, Request, SharedModel};
@@ -50,11 +51,7 @@ use crate::input::{Dataset, Fitted, Purpose, Samples, Signature};
 use crate::model::{Batch, Objective, Pass};
 use crate::registry::Registry;
 use crate::tables::ModelTables;
-use crate::threads;
 use crate::variables::{Part, Variables};
-
-/// The number of commands that may wait for the model's thread.
-const COMMANDS: usize = 64;
 
 enum Command {
     /// The batches of a step, which the reader sends.
@@ -71,181 +68,6 @@ enum Command {
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
     Mirror(MirrorCommand),
-}
-
-/// A candle model on a thread of its own, which ends when this is dropped.
-pub struct ModelReplica {
-    commands: mpsc::Sender<Command>,
-    requests: mpsc::Sender<Request>,
-    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
-    description: Description,
-    fills_buckets: bool,
-    /// True if gradients can stay on the device.
-    steps_on_device: bool,
-    on_gpu: bool,
-    /// The name of the device if it can be in a group with those of other workers. No other device has it.
-    unique_name: Option<String>,
-    /// The number of devices that have stages of a model; 0 if the model is not cut.
-    stage_devices: usize,
-}
-
-impl ModelReplica {
-    /// Reads the data and builds the model, on the thread where they stay.
-    ///
-    /// # Errors
-    /// If either fails.
-    pub async fn start(
-        job: Arc<Job>,
-        registry: Registry,
-        device: Device,
-    ) -> Result<Self, ReplicaError> {
-        Self::start_on(job, registry, vec![device], threads::number()).await
-    }
-
-    /// Reads the data and builds the model, in stages on these devices if the strategy is `model-parallel`; otherwise on the first one.
-    /// On a CPU, a model that is not in stages computes on `threads` threads.
-    ///
-    /// # Errors
-    /// If either fails.
-    pub(super) async fn start_on(
-        job: Arc<Job>,
-        registry: Registry,
-        devices: Vec<Device>,
-        threads: usize,
-    ) -> Result<Self, ReplicaError> {
-        let (commands, queue) = mpsc::channel(COMMANDS);
-        let (tell, told) = oneshot::channel();
-        let precision = precision(&job);
-        // Gradients are clipped, and those of several batches added up, before any of them leaves.
-        let is_whole = job.strategy.name != StrategyName::ModelParallel;
-        let (clips, accumulate) = (job.worker_clip() != Clip::default(), job.accumulate);
-        let fills_buckets = !clips && accumulate == 1 && is_whole;
-        let stage_devices = if is_whole { 0 } else { devices.len() };
-        let on_gpu = devices.first().is_some_and(|device| !device.is_cpu());
-        let unique_name = devices.first().and_then(gpus::unique_name);
-        let threads = (is_whole && !on_gpu).then_some(threads);
-        let serve = move || match Thread::new(job, registry, &devices) {
-            Ok((mut thread, requests)) => {
-                let _ = tell.send(Ok((thread.description.clone(), requests)));
-                nn::autocast(precision, || thread.serve(queue));
-            }
-            Err(error) => {
-                let _ = tell.send(Err(error));
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("replica".to_owned())
-            .spawn(move || threads::in_pool(threads, serve))
-            .map_err(ReplicaError::Thread)?;
-        let thread = Arc::new(Mutex::new(Some(thread)));
-        match told.await {
-            Ok(started) => {
-                let (description, requests) = started?;
-                let steps_on_device =
-                    is_whole && accumulate == 1 && (description.tables.is_empty() || !clips);
-                Ok(Self {
-                    commands,
-                    requests,
-                    thread,
-                    description,
-                    fills_buckets,
-                    steps_on_device,
-                    on_gpu,
-                    unique_name,
-                    stage_devices,
-                })
-            }
-            Err(_) => Err(panicked(&thread).await),
-        }
-    }
-
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReplicaError> {
-        let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(command(reply)).await;
-        answered(answer, Arc::clone(&self.thread)).await
-    }
-}
-
-#[async_trait(?Send)]
-impl Replica for ModelReplica {
-    fn description(&self) -> &Description {
-        &self.description
-    }
-
-    async fn prepare(&self, positions: Positions) -> Prepared {
-        let (wants, wanted) = oneshot::channel();
-        let (batches, read) = oneshot::channel();
-        // If a thread has ended, the next command that waits for an answer reports it.
-        let request = Request {
-            positions,
-            wants,
-            batches,
-        };
-        let _ = self.requests.send(request).await;
-        let _ = self.commands.send(Command::Prepare(positions, read)).await;
-        Prepared::assembling(positions, wanted)
-    }
-
-    async fn load(&self, parts: Vec<Part>) {
-        // If the thread has ended, the next command that waits for an answer reports it.
-        let _ = self.commands.send(Command::Load(parts)).await;
-    }
-
-    async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
-        self.ask(|reply| Command::Compute(positions, step, None, reply))
-            .await
-    }
-
-    async fn begin(&self, positions: Positions, step: Step) -> Option<Computing> {
-        let (reply, answer) = oneshot::channel();
-        let command = Command::Compute(positions, step, None, reply);
-        let _ = self.commands.send(command).await;
-        let computed = answered(answer, Arc::clone(&self.thread));
-        Some(Computing::new(positions, step, computed))
-    }
-
-    async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
-        self.ask(|reply| Command::Evaluate(part, reply)).await
-    }
-
-    async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.ask(Command::InitialValues).await
-    }
-
-    async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
-        self.ask(|reply| Command::Save(path, reply)).await
-    }
-
-    fn mirror(&self) -> Option<&dyn Mirror> {
-        Some(self)
-    }
-}
-
-/// Waits for the answer of a thread, or returns the error of a thread that has panicked.
-async fn answered<T>(
-    answer: oneshot::Receiver<Result<T, ReplicaError>>,
-    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
-) -> Result<T, ReplicaError> {
-    match answer.await {
-        Ok(answer) => answer,
-        Err(_) => Err(panicked(&thread).await),
-    }
-}
-
-/// Returns the error of a thread that has panicked.
-async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
-    let thread = thread.lock().take();
-    let ended = tokio::task::spawn_blocking(|| ended(thread)).await;
-    ended.unwrap_or_else(|error| ReplicaError::Panicked(error.to_string()))
-}
-
-/// Waits for the end of a thread that has panicked, and returns its error.
-fn ended(thread: Option<JoinHandle<()>>) -> ReplicaError {
-    let message = match thread.map(JoinHandle::join) {
-        Some(Err(panic)) => panic_message(&*panic),
-        _ => "see above".to_owned(),
-    };
-    ReplicaError::Panicked(message)
 }
 
 /// The state that lives on the thread.
@@ -406,7 +228,7 @@ impl Thread {
         Ok(Assembled { batches, rows })
     }
 
-    /// Evaluates the part that was read before, whose rows are loaded, and reads the next one.
+    /// Evaluates the part that was read last, and starts to read the next one. The part's rows must be loaded.
     fn evaluate(&mut self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
         std::mem::replace(&mut self.loaded, Ok(()))?;
         let mut evaluating = match (part, self.evaluating.take()) {

@@ -120,15 +120,12 @@ fn all(parts: &mut [Waits]) -> Vec<Task> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared_proto::ids::{Role, TaskId};
+    use shared_proto::ids::TaskId;
 
     #[tokio::test]
     async fn a_part_that_waits_for_nobody_does_not_hide_another() {
         let task = |index| Task {
-            id: TaskId {
-                role: Role::Worker,
-                index,
-            },
+            id: TaskId::worker(index),
             generation: Default::default(),
         };
         let (first, of_first) = watch::channel(Vec::new());
@@ -150,10 +147,7 @@ mod tests {
     #[tokio::test]
     async fn a_wait_behind_a_computation_is_not_shown() {
         let task = Task {
-            id: TaskId {
-                role: Role::Worker,
-                index: 1,
-            },
+            id: TaskId::worker(1),
             generation: Default::default(),
         };
         let (tell, on) = watch::channel(Vec::new());

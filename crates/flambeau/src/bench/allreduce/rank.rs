@@ -12,7 +12,7 @@ use collective::{
     StreamLinks, take_links,
 };
 use shared_proto::connections::{Connections, Limits, Port};
-use shared_proto::ids::{Epoch, Generation, Role, RunNumber, Task, TaskId};
+use shared_proto::ids::{Epoch, Generation, RunNumber, Task, TaskId};
 use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
@@ -148,10 +148,7 @@ impl Listening {
 }
 
 fn task(rank: u32) -> Task {
-    let id = TaskId {
-        role: Role::Worker,
-        index: rank,
-    };
+    let id = TaskId::worker(rank);
     Task {
         id,
         generation: Generation(1),

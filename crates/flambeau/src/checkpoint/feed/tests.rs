@@ -14,9 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::Version;
 use shared_proto::job::{Adagrad, Job};
-use shared_proto::table::{
-    Admission, Changes, Eviction, Initializer, RowOptimizer, SavedRows, TableSpec, ids_to_bytes,
-};
+use shared_proto::table::{Changes, RowOptimizer, SavedRows, TableSpec, ids_to_bytes};
 
 use super::*;
 use crate::command::block_on;
@@ -31,11 +29,7 @@ fn spec() -> TableSpec {
         name: "item".to_owned(),
         dimension: 1,
         buckets: BUCKETS,
-        initializer: Initializer::Zeros,
         optimizer: RowOptimizer::Adagrad(Adagrad::default()),
-        seed: 0,
-        admission: Admission::All,
-        eviction: Eviction::default(),
         ..TableSpec::default()
     }
 }

@@ -373,10 +373,8 @@ impl Counters {
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::job::Sgd;
-    use shared_proto::table::{
-        Admission, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer,
-    };
+
+    use shared_proto::table::{Capacity, Eviction, EvictionOrder};
 
     use super::*;
 
@@ -391,10 +389,6 @@ mod tests {
             name: "item".to_owned(),
             dimension: 1,
             buckets: 1,
-            initializer: Initializer::Zeros,
-            optimizer: RowOptimizer::Sgd(Sgd::default()),
-            seed: 0,
-            admission: Admission::All,
             eviction: Eviction {
                 capacity: Some(capacity),
                 ..Eviction::default()

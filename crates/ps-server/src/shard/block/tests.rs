@@ -5,16 +5,13 @@ mod stale;
 use super::dense::PART;
 use super::*;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::{Epoch, Generation, Role, RunNumber, TaskId};
+use shared_proto::ids::{Epoch, Generation, RunNumber, TaskId};
 use shared_proto::job::{Adam, Job, Optimizer, Sgd};
 use shared_proto::payload::Dtype;
 
 fn worker(index: u32, generation: u64) -> Task {
     Task {
-        id: TaskId {
-            role: Role::Worker,
-            index,
-        },
+        id: TaskId::worker(index),
         generation: Generation(generation),
     }
 }

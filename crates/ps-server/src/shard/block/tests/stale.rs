@@ -3,7 +3,7 @@
 use super::*;
 use crate::shard::block::rows::BucketStorage;
 use shared_proto::table::hash::hash;
-use shared_proto::table::{Initializer, RowOptimizer, Rows};
+use shared_proto::table::{RowOptimizer, Rows};
 
 #[derive(serde::Deserialize)]
 struct StaleCases {
@@ -229,8 +229,6 @@ fn factors(gradients: &[f32], steps: u64) -> Vec<f64> {
 #[test]
 fn rows_of_a_single_worker_are_updated_by_whole_steps() {
     let spec = TableSpec {
-        initializer: Initializer::Zeros,
-        optimizer: RowOptimizer::Sgd(Sgd::default()),
         ..TableSpec::default()
     };
     let rule = VariableRule::of_table(&Job::default(), &spec, 100);
@@ -271,7 +269,6 @@ fn steps_of_rows_agree_with_an_independent_implementation() {
         let dimension = case.rows[0].1.len();
         let spec = TableSpec {
             dimension: dimension as u32,
-            initializer: Initializer::Zeros,
             optimizer: case.optimizer,
             ..TableSpec::default()
         };

@@ -1,0 +1,284 @@
+//! The columns of tables: their types, and what takes the place of a gap.
+
+use serde::{Deserialize, Serialize};
+
+use super::JobError;
+
+/// The most ids of a column: ids are 32-bit numbers.
+const MOST_BUCKETS: u64 = u32::MAX as u64;
+
+/// The type of a column, and how its values become inputs of the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ColumnType {
+    /// Numbers.
+    Number {
+        /// The change of the numbers.
+        #[serde(default, skip_serializing_if = "is_default")]
+        transform: Transform,
+        /// The number of buckets of [`Transform::Bucket`]; 10 by default.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        buckets: Option<u64>,
+        /// What takes the place of a gap; absent: what `data.missing` says.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        missing: Option<Missing>,
+    },
+    /// Dates and times, as days since the beginning of 1970 in UTC.
+    Date {
+        /// How dates are written, in the fields of `strftime`, as in `%d/%m/%Y`. Absent: ISO 8601.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        format: Option<String>,
+        /// The change of the number of days.
+        #[serde(default, skip_serializing_if = "is_default")]
+        transform: Transform,
+        /// The number of buckets of [`Transform::Bucket`]; 10 by default.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        buckets: Option<u64>,
+        /// What takes the place of a gap; absent: what `data.missing` says.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        missing: Option<Missing>,
+    },
+    /// Categories, of which each becomes an id.
+    Category {
+        /// The number of ids among which values are spread by a hash. Absent: each value of the training samples has an
+        /// id from 1 on, in sorted order, and all other values have the id 0.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        buckets: Option<u64>,
+    },
+    /// Ids of any number, for embedding tables.
+    Id {
+        /// Whether a cell's id is a hash of its text. Otherwise cells are whole numbers, which are ids as they are.
+        #[serde(default = "yes", skip_serializing_if = "is_yes")]
+        hash: bool,
+        /// The seed of the hash.
+        #[serde(default, skip_serializing_if = "is_default")]
+        seed: u64,
+        /// The text between ids, if a cell has any number of them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        separator: Option<String>,
+    },
+    /// Not an input of the model.
+    Ignore {},
+}
+
+/// What takes the place of a missing number. Statistics are those of the training samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Missing {
+    /// This number.
+    Number(f64),
+    /// A number that follows from the training samples.
+    Rule(MissingRule),
+}
+
+/// What takes the place of a missing number, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MissingRule {
+    /// The mean of the column.
+    Mean,
+    /// The median of the column.
+    Median,
+    /// 0.
+    Zero,
+    /// The mean of the column, and a column of its own that is 1 where the number is missing and 0 elsewhere.
+    Indicator,
+}
+
+/// The change of a column's numbers. What it needs to know of them is taken from the training samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transform {
+    /// None.
+    None,
+    /// Less the mean, divided by the standard deviation.
+    #[default]
+    Standardise,
+    /// `sign(x) ln(1 + |x|)`, which is then standardised.
+    Log,
+    /// The number of the bucket, as an id. The buckets hold about equally many training samples.
+    Bucket,
+}
+
+impl ColumnType {
+    /// Returns what takes the place of a gap in the column, unless its cells are no numbers.
+    pub fn missing(&self) -> Option<Missing> {
+        match self {
+            Self::Number { missing, .. } | Self::Date { missing, .. } => *missing,
+            _ => None,
+        }
+    }
+
+    /// Returns the column with what takes the place of a gap where it does not say it itself.
+    #[must_use]
+    pub fn or_missing(mut self, all: Option<Missing>) -> Self {
+        if let Self::Number { missing, .. } | Self::Date { missing, .. } = &mut self {
+            *missing = missing.or(all);
+        }
+        self
+    }
+
+    pub(super) fn validate(&self) -> Result<(), JobError> {
+        let (buckets, fewest) = match self {
+            Self::Category { buckets } => (buckets, 1),
+            Self::Number {
+                transform,
+                buckets,
+                missing,
+            }
+            | Self::Date {
+                transform,
+                buckets,
+                missing,
+                ..
+            } => {
+                check_missing("missing", *missing)?;
+                if buckets.is_some() && *transform != Transform::Bucket {
+                    return Err(JobError::Unused {
+                        field: "buckets",
+                        value: "given".to_owned(),
+                        other: "transform",
+                        other_value: format!("{:?}", transform.name()),
+                        advice: "leave it out, or set transform to \"bucket\"",
+                    });
+                }
+                (buckets, 2)
+            }
+            Self::Id {
+                hash: false, seed, ..
+            } if *seed != 0 => {
+                return Err(JobError::Unused {
+                    field: "seed",
+                    value: seed.to_string(),
+                    other: "hash",
+                    other_value: "false".to_owned(),
+                    advice: "leave it out, or set hash to true",
+                });
+            }
+            Self::Id {
+                separator: Some(separator),
+                ..
+            } if separator.is_empty() => {
+                return Err(JobError::Setting {
+                    field: "separator",
+                    value: "\"\"".to_owned(),
+                    expected: "must be the text between two ids, such as \"|\"",
+                });
+            }
+            Self::Id { .. } | Self::Ignore {} => return Ok(()),
+        };
+        match buckets {
+            Some(n) if !(fewest..=MOST_BUCKETS).contains(n) => Err(JobError::Setting {
+                field: "buckets",
+                value: n.to_string(),
+                expected: "must be at least 1 for a category, 2 for others, and at most 4294967295",
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses a number in place of gaps that is not finite.
+pub(super) fn check_missing(field: &'static str, missing: Option<Missing>) -> Result<(), JobError> {
+    match missing {
+        Some(Missing::Number(number)) if !(number as f32).is_finite() => Err(JobError::Setting {
+            field,
+            value: number.to_string(),
+            expected: "must be a finite number, \"mean\", \"median\", \"zero\" or \"indicator\"",
+        }),
+        _ => Ok(()),
+    }
+}
+
+impl Transform {
+    /// Returns the name in job files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Standardise => "standardise",
+            Self::Log => "log",
+            Self::Bucket => "bucket",
+        }
+    }
+}
+
+pub(super) fn yes() -> bool {
+    true
+}
+
+pub(super) fn is_yes(value: &bool) -> bool {
+    *value
+}
+
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+
+    #[test]
+    fn columns_are_read_and_written() {
+        let job = Job::from_toml(
+            r#"
+            [data.columns]
+            price = { type = "number", transform = "log" }
+            age = { type = "number", transform = "bucket", buckets = 5 }
+            city = { type = "category", buckets = 1000 }
+            kind = { type = "category" }
+            when = { type = "date" }
+            user = { type = "id" }
+            genres = { type = "id", seed = 3, separator = "|" }
+            item = { type = "id", hash = false }
+            note = { type = "ignore" }
+            "#,
+        )
+        .unwrap();
+        let columns = &job.data.columns;
+        assert_eq!(columns["note"], ColumnType::Ignore {});
+        assert_eq!(columns["kind"], ColumnType::Category { buckets: None });
+        let when = ColumnType::Date {
+            format: None,
+            transform: Transform::Standardise,
+            buckets: None,
+            missing: None,
+        };
+        assert_eq!(columns["when"], when);
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        let changed = job.with("data.columns.city.buckets=7").unwrap();
+        let seven = ColumnType::Category { buckets: Some(7) };
+        assert_eq!(changed.data.columns["city"], seven);
+    }
+
+    #[test]
+    fn columns_without_sense_are_named() {
+        for (column, named) in [
+            ("type = \"number\"\nbuckets = 3", "transform"),
+            (
+                "type = \"number\"\ntransform = \"log\"\nbuckets = 3",
+                "\"log\"",
+            ),
+            (
+                "type = \"number\"\ntransform = \"bucket\"\nbuckets = 1",
+                "is 1",
+            ),
+            ("type = \"category\"\nbuckets = 0", "is 0"),
+            ("type = \"category\"\nbuckets = 4294967296", "is 4294967296"),
+            (
+                "type = \"date\"\ntransform = \"bucket\"\nbuckets = 0",
+                "is 0",
+            ),
+            ("type = \"category\"\ntransform = \"log\"", "transform"),
+            ("type = \"ignore\"\nbuckets = 3", "buckets"),
+            ("type = \"text\"", "text"),
+            ("transform = \"log\"", "type"),
+        ] {
+            let error = Job::from_toml(&format!("[data.columns.x]\n{column}"));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(named), "{column}: {error}");
+            assert!(error.contains("x"), "{error}");
+        }
+    }
+}
