@@ -10,13 +10,12 @@ use shared_proto::planted;
 use super::Cluster;
 
 impl Cluster {
-    /// Notes that a server is about to stop, and orders a checkpoint of its shard. Outside sync mode the server
-    /// takes no pushes any more; in sync mode no step is planned until it has left. Returns whether it may leave.
-    pub fn drain(&mut self, now: Instant, server: Task) -> bool {
+    /// Notes that a server is about to stop. Returns whether it has a shard to save.
+    pub(super) fn begin_draining(&mut self, now: Instant, server: Task) -> bool {
         let initialized = self.durable.initialized();
         let holds = self.durable.shard_of(server).is_some();
         if self.ended() || self.place().is_none() || !initialized || !holds || planted!(NoDrain) {
-            return true;
+            return false;
         }
         if let Entry::Vacant(entry) = self.draining.entry(server.id) {
             tracing::info!(%server, "a server is about to stop; its shard is saved");
@@ -26,10 +25,11 @@ impl Cluster {
                 failed.try_again = now;
             }
         }
-        // In sync mode a checkpoint is made between two steps.
-        if self.durable.training.step.is_none() {
-            self.save_if_due(now);
-        }
+        true
+    }
+
+    /// Returns whether the shards of all draining servers are saved.
+    pub(super) fn drained(&self) -> bool {
         let newest = self.newest_checkpoint();
         // When one server leaves, no checkpoint can be written until its shard is served again. So all that are
         // about to stop leave after the same checkpoint.

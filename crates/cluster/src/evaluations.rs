@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Origin, Task};
 use shared_proto::job::{self, Job};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
@@ -156,14 +157,8 @@ impl From<SavedEvaluation> for wire::EvaluationReport {
 }
 
 impl Cluster {
-    /// Takes an evaluation's result; the last one ends the job. Returns true if the evaluation counts, also if an earlier report of it was
-    /// counted.
-    ///
-    /// # Errors
-    /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
-    /// has moved since the weights were pulled, [`Reason::Malformed`] without a loss, or without the model that the
-    /// last evaluation writes.
-    pub fn evaluated(
+    /// Takes an evaluation's result, as [`Self::evaluated`] says.
+    pub(super) fn take_evaluation(
         &mut self,
         now: Instant,
         origin: &Origin,
@@ -214,9 +209,6 @@ impl Cluster {
             self.end_well(now);
         } else {
             self.schedule_last_evaluation();
-        }
-        if self.in_lock_step() {
-            self.plan_step(now);
         }
         Ok(true)
     }
@@ -326,6 +318,35 @@ impl Cluster {
         // The last evaluation is scheduled once all data is done.
         if self.job.evaluations == job::Evaluations::EachEpoch {
             self.durable.evaluations.due.extend(pass);
+        }
+    }
+
+    /// Schedules an evaluation at the end of the data, even if no epoch ends there.
+    pub(super) fn schedule_last_evaluation(&mut self) {
+        if self.durable.training.exhausted()
+            && !self.durable.evaluations.pending()
+            && self.durable.training.step.is_none()
+        {
+            // Of the pass that was trained last, which may not be the one of which data was leased last.
+            let data_epoch = self.trained_epochs().saturating_sub(1);
+            self.durable.evaluations.due.push_back(data_epoch);
+        }
+    }
+
+    /// Schedules the last evaluation of a stopped job once no worker holds data.
+    pub(super) fn evaluate_when_at_rest(&mut self) {
+        if self.durable.training.stopping && !self.ended() && !self.durable.checkpoints.ending() {
+            self.schedule_last_evaluation();
+        }
+    }
+
+    /// Schedules the last evaluation again, because a shard has gone back after it. The evaluation and the
+    /// model that was saved with it no longer match the weights.
+    pub(super) fn evaluate_again_at_the_end(&mut self) {
+        if self.durable.checkpoints.ending() && !planted!(StaleModel) {
+            self.not_last_any_more();
+            self.durable.evaluations.reported = None;
+            self.schedule_last_evaluation();
         }
     }
 }

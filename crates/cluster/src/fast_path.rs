@@ -13,6 +13,13 @@ use super::members::WorkerProgress;
 pub(super) struct ClockCounts(BTreeMap<Clock, usize>);
 
 impl ClockCounts {
+    /// Counts the workers at each of these clocks.
+    pub(super) fn of(clocks: impl Iterator<Item = Clock>) -> Self {
+        let mut counts = Self::default();
+        clocks.for_each(|clock| counts.enters(clock));
+        counts
+    }
+
     fn enters(&mut self, clock: Clock) {
         *self.0.entry(clock).or_default() += 1;
     }
@@ -33,22 +40,6 @@ impl ClockCounts {
 }
 
 impl Cluster {
-    /// Puts a call on the fast path, unless the job has a ring. The call leaves it with [`Self::leave_fast_path`] if it changes more than
-    /// clocks.
-    pub fn begin_fast_path(&mut self) {
-        if self.fast_path.is_some() || self.has_ring() {
-            return;
-        }
-        self.refresh_view();
-        let mut counts = ClockCounts::default();
-        for member in self.durable.members.values().filter(|m| m.alive) {
-            if member.progress.active {
-                counts.enters(member.progress.clock);
-            }
-        }
-        self.fast_path = Some(counts);
-    }
-
     /// Leaves the fast path. Needed when the list of live workers changes, and when the change may be what a waiting call waits for.
     pub fn leave_fast_path(&mut self) {
         self.fast_path = None;

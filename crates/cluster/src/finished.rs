@@ -1,4 +1,6 @@
-//! Checks of what a worker reports about finished steps.
+//! What a worker reports about finished steps: it is checked, then counted.
+
+use std::time::Instant;
 
 use shared_proto::ids::{Clock, Origin, Task};
 use shared_proto::planted;
@@ -7,7 +9,13 @@ use shared_proto::wire;
 
 use super::Cluster;
 use super::admission::not_leased;
+use super::due::FollowUp;
+use super::record::Record;
 use super::steps::Step;
+use super::times::Times;
+
+/// The weight of the newest step in the moving average of a worker's rate.
+const RATE_SMOOTHING: f64 = 0.2;
 
 impl Cluster {
     /// Checks that the split is the one that the sender holds.
@@ -145,5 +153,94 @@ impl Cluster {
                 ),
             )),
         }
+    }
+
+    /// Counts a worker's report of steps, of which it has made `samples` samples.
+    pub(super) fn count(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+        samples: u64,
+    ) {
+        self.instants.last_finish = Some(now);
+        let tally = &mut self.durable.training.tally;
+        tally.skipped = tally.skipped.saturating_add(request.skipped);
+        tally.late = tally.late.saturating_add(request.late);
+        let with_gradients = request.steps.saturating_sub(request.late);
+        // A step without samples has no loss.
+        if request.samples > 0 {
+            let recent = &mut self.observed.recent;
+            recent.worker_steps = recent.worker_steps.saturating_add(with_gradients);
+            recent.loss_sum += request.loss_sum;
+            // A step that was left out reports no loss.
+            let with_loss = with_gradients.saturating_sub(request.skipped);
+            if with_loss > 0 {
+                self.watch_loss(now, request.loss_sum / with_loss as f64);
+            }
+        }
+        self.may_persist();
+        let more = with_gradients.saturating_sub(request.skipped);
+        self.record_forgotten(now, origin, request.pushes, more);
+        self.change_progress(origin.task.id, |work| {
+            work.finished = origin.sequence;
+            work.uncertain = false;
+            work.clock = work.clock.max(origin.clock);
+            work.samples = work.samples.saturating_add(samples);
+            work.steps = work.steps.saturating_add(request.steps);
+            // A restarted coordinator may have forgotten some pushes.
+            let told = request.pushes.min(origin.clock.0);
+            work.pushes = told.max(work.pushes.saturating_add(more));
+            if request.samples > 0 {
+                work.loss = request.loss_sum / with_gradients.max(1) as f64;
+            }
+            let seconds = now.duration_since(work.moved).as_secs_f64();
+            if seconds > 0.0 {
+                let rate = samples as f64 / seconds;
+                let old = work.samples_per_second;
+                let weight = if old > 0.0 { RATE_SMOOTHING } else { 1.0 };
+                work.samples_per_second = old + weight * (rate - old);
+            }
+            (work.acted, work.moved) = (now, now);
+            if let Some(times) = &request.times {
+                work.times.add(&Times::from(times));
+            }
+        });
+    }
+
+    /// After a restart of the coordinator: records how many steps of a worker its state lacks. The state of other modes than sync
+    /// may be a moment older than the last answers; if it is an older copy, there are many.
+    fn record_forgotten(&mut self, now: Instant, origin: &Origin, told: u64, more: u64) {
+        let task = origin.task;
+        let Some(work) = self.durable.member(task.id).map(|member| &member.progress) else {
+            return;
+        };
+        let steps = told
+            .min(origin.clock.0)
+            .saturating_sub(work.pushes.saturating_add(more));
+        if !work.uncertain || steps == 0 {
+            return;
+        }
+        tracing::warn!(%task, steps, "this coordinator has started again with a state that lacks steps of a worker");
+        self.records.push_back(Record::Forgotten {
+            seconds: self.seconds(now),
+            task: task.to_string(),
+            steps,
+        });
+    }
+
+    /// Evicts the worker in sync mode unless all shards hold its gradient, so that no other worker waits for its step.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] names a shard without a receipt.
+    pub(super) fn require_receipts(
+        &mut self,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<(), Refusal> {
+        self.check_receipts(origin, request).inspect_err(|_| {
+            let why = "it finished a step without a receipt of each shard";
+            self.due.add(FollowUp::Evict(origin.task.id, why));
+        })
     }
 }

@@ -1,36 +1,43 @@
 //! The coordinator's decisions as plain data: calls come in with the time, answers go out, and the caller
 //! fetches the resulting view and records.
 //!
+//! - `events`: the calls that may evict members, form a ring or plan steps; `due`: what they leave due
 //! - `messages`: reads and checks calls, and writes answers; `limits`: the limits of their names
 //! - `admission`: of calls
 //! - `members`: registration, leases, generations; `forgotten`: totals of members that are no longer tracked
 //! - `variables`, `model`: the model's variables, initial values; `shard_map`: its cut; `map_size`: what a map may have
 //! - `durable`: the state that outlives this process; `rows`, `stored`: its form; `possible`: whether one can be resumed
 //! - `checkpoints`: those that the job has; `saving`: orders and collects one; `failures`, `backoff`: those that
-//!   fail; `recovery`: going back to one
+//!   fail; `recovery`: going back to one; `epoch`: what ends with it
 //! - `placement`: blocks to shards; `capacity`: the memory that servers have for them; `ledger`: data to workers, in pieces (`split`)
 //!   that they lease (`leases`)
 //! - `process`: the process behind a member, and its newest registration
 //! - `shard_reports`: what servers report of their shards; `drain`: servers that are about to stop
 //! - `losses`: acknowledged updates that are lost with a server
 //! - `evaluations`: those that are due, in progress and done; `monitors`: the metrics that early stopping and the learning rate follow
-//! - `training`: leases of work; `steps`: planned, finished and committed; `finished`: checks of reported
-//!   steps; `fast_path`: calls that change only clocks and leased data; `times`: where the time goes
+//! - `training`: its progress; `work`: leases of work; `modes`: how steps are made
+//! - `steps`: planned, finished and committed; `norms`: the norm of one; `finished`: reports of steps; `times`: where the time goes
 //! - `ring`: the workers that hold the dense variables, and the steps that they make together
-//! - `waits`: the reasons for which training waits; `views`: what members follow
+//! - `views`: what members follow; `fast_path`: calls that change only clocks and leased data; `waits`: the reasons for which
+//!   training waits
 //! - `unable`: members that cannot work, and jobs that end because of them
 //! - `stop`: the early end of a job
 //! - `fuzzing`: the drivers of fuzz targets
 //! - `observed`: counts for people, since this process started; `status`: the status; `outcome`: the end
 //!   of the job, and its summary; `record`: their form in the run directory; `rise`: a warning when the training loss rises
+//!
+//! Methods of `Cluster` call methods of their own file and of files below it, never in a circle (`.ci/call-circles`).
 
 mod admission;
 mod backoff;
 mod capacity;
 mod checkpoints;
 mod drain;
+mod due;
 mod durable;
+mod epoch;
 mod evaluations;
+mod events;
 mod failures;
 mod fast_path;
 mod finished;
@@ -45,7 +52,9 @@ mod map_size;
 mod members;
 pub mod messages;
 mod model;
+mod modes;
 mod monitors;
+mod norms;
 mod observed;
 mod outcome;
 mod placement;
@@ -70,6 +79,7 @@ mod unable;
 mod variables;
 mod views;
 mod waits;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -78,16 +88,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use shared_proto::ids::{RunNumber, TaskId};
-use shared_proto::job::{Job, Mode};
+use shared_proto::job::Job;
 use shared_proto::receipt::ReceiptKey;
-use shared_proto::staleness::StalenessBound;
 use shared_proto::view::View;
 
 use backoff::Backoff;
+use due::Due;
 use fast_path::ClockCounts;
+use norms::Norms;
 use observed::Observed;
 use saving::Saving;
-use steps::Norms;
 
 pub use checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress};
 pub use durable::{Durable, Run};
@@ -99,8 +109,8 @@ pub use record::{Record, Summary, Timed};
 pub use ring::{Cause, Joined, RingFigures, Rings};
 pub use saving::{Failure, StoreTask};
 pub use split::Split;
-pub use training::Work;
 pub use variables::{Initialization, WorkerData};
+pub use work::Work;
 
 /// A job at work: the state that outlives this process, and what this process adds to it.
 pub struct Cluster {
@@ -112,6 +122,7 @@ pub struct Cluster {
     saving: Saving,
     /// The servers that are about to stop, each with the checkpoint that contains its shard, once ordered.
     draining: BTreeMap<TaskId, Option<u64>>,
+    due: Due,
     view: View,
     norms: Norms,
     /// The number of workers at each clock, while calls take the fast path; `None` otherwise.
@@ -181,6 +192,7 @@ impl Cluster {
             observed: Observed::default(),
             saving: Saving::default(),
             draining: BTreeMap::new(),
+            due: Due::default(),
             view: View::default(),
             norms: Norms::default(),
             fast_path: None,
@@ -282,15 +294,6 @@ impl Cluster {
         self.durable.has_ended()
     }
 
-    fn sync(&self) -> bool {
-        self.job.strategy.mode == Mode::Sync
-    }
-
-    /// Returns whether each worker makes steps of its own, so that a report of steps changes nothing for other workers but the min clock.
-    pub fn steps_alone(&self) -> bool {
-        !self.sync() && !self.has_ring()
-    }
-
     /// Returns the number of steps and of samples done.
     pub fn done(&self) -> (u64, u64) {
         self.durable.done()
@@ -299,10 +302,6 @@ impl Cluster {
     /// Returns whether any member has not left yet.
     pub fn anyone_there(&self) -> bool {
         self.durable.anyone_there()
-    }
-
-    fn bound(&self) -> StalenessBound {
-        self.job.strategy.bound()
     }
 
     /// Takes the oldest record.

@@ -6,8 +6,7 @@ use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::blocks::ShardServer;
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
 use shared_proto::planted;
-use shared_proto::refusal::{Reason, Refusal, brief};
-use shared_proto::view::JobPhase;
+use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
@@ -116,12 +115,8 @@ impl WorkerProgress {
 }
 
 impl Cluster {
-    /// Makes the caller a member; supersedes an earlier process of the same identity at once.
-    ///
-    /// # Errors
-    /// [`Reason::Malformed`] for a role that does not register, or without an identity;
-    /// [`Reason::OutOfOrder`] and [`Reason::Superseded`] for a call that comes late.
-    pub fn register(
+    /// Makes the caller a member, as [`Self::register`] says.
+    pub(super) fn add_member(
         &mut self,
         now: Instant,
         role: Role,
@@ -254,62 +249,8 @@ impl Cluster {
         }
     }
 
-    /// Gives a lease back. A worker or server that cannot work leaves alone; any other error ends the job.
-    pub fn leave(&mut self, now: Instant, task: Task, request: &wire::LeaveRequest) {
-        let mut why = "it has left";
-        if request.failure != wire::WorkerFailure::Unspecified as i32 {
-            why = "it cannot work";
-            self.cannot_work(now, task, request.failure(), &request.error);
-        } else if !request.error.is_empty() {
-            self.fail(now, format!("{task}: {}", brief(&request.error)));
-        }
-        self.durable.awaited.remove(&task.id);
-        self.remove(now, task.id, why);
-    }
-
-    /// Ends leases that have expired, and evicts workers that hold up others without making progress.
-    pub fn tick(&mut self, now: Instant) {
-        let lease = self.lease();
-        // While this process was paused it received no heartbeats.
-        let gap = now.duration_since(self.instants.ticked.replace(now).unwrap_or(now));
-        if gap > lease / 2 {
-            self.was_stopped(gap);
-        }
-        self.durable.awaited.retain(|_, until| now < *until);
-        self.form_ring(now);
-        self.evict_silent(now);
-        self.give_up_if_stuck(now);
-        self.fail_without_workers(now);
-        self.fail_without_servers(now);
-        self.fail_with_too_few_members(now);
-        if self.durable.training.step.is_none() {
-            self.save_if_due(now);
-            if self.in_lock_step() && self.durable.outcome.phase == JobPhase::Training {
-                self.plan_step(now);
-            }
-        } else if !self.sync() {
-            self.save_if_due(now);
-        }
-        let loading = !self.durable.checkpoints.loading.is_empty();
-        // A checkpoint that makes no progress is given up.
-        let saving = self.in_lock_step() && self.saving.at_work();
-        if self.durable.orphans().next().is_some()
-            || loading
-            || saving
-            || self.durable.checkpoints.ending()
-        {
-            // No worker can finish a step.
-            for member in self.durable.members.values_mut() {
-                member.progress.moved = now;
-            }
-        }
-        if self.durable.outcome.phase == JobPhase::Training {
-            self.evict_stalled(now);
-        }
-    }
-
     /// Shifts all deadlines by a time in which this process did not run.
-    fn was_stopped(&mut self, gap: Duration) {
+    pub(super) fn was_stopped(&mut self, gap: Duration) {
         for member in self.durable.members.values_mut() {
             member.seen += gap;
             member.progress.acted += gap;
@@ -336,7 +277,7 @@ impl Cluster {
     }
 
     /// Evicts each member with an expired lease.
-    fn evict_silent(&mut self, now: Instant) {
+    pub(super) fn evict_silent(&mut self, now: Instant) {
         let lease = self.lease();
         let members = self.durable.members.values();
         let silent: Vec<TaskId> = members
@@ -357,7 +298,7 @@ impl Cluster {
     }
 
     /// Evicts workers that hold up others and have made no progress for the stall time-out.
-    fn evict_stalled(&mut self, now: Instant) {
+    pub(super) fn evict_stalled(&mut self, now: Instant) {
         let stall = self.stall();
         let blamed = self
             .stragglers()
@@ -373,16 +314,6 @@ impl Cluster {
         for id in stalled {
             self.observed.fault_counts.lost_workers += 1;
             self.remove(now, id, "it finished no step for the stall time-out");
-        }
-    }
-
-    /// Evicts all workers, so that they register again. The step that they are in is dropped.
-    pub(super) fn evict_workers(&mut self, now: Instant, why: &'static str) {
-        let workers: Vec<TaskId> = self.durable.live(Role::Worker).map(|m| m.task.id).collect();
-        let until = now + self.lease();
-        for id in workers {
-            self.remove(now, id, why);
-            self.durable.awaited.insert(id, until);
         }
     }
 
@@ -432,5 +363,15 @@ impl Cluster {
         self.end_life(now, task, pushes);
         self.leave_step(now, task);
         self.leave_ring(now, task);
+    }
+
+    /// Evicts all workers, so that they register again. The step that they are in is dropped.
+    pub(super) fn evict_workers(&mut self, now: Instant, why: &'static str) {
+        let workers: Vec<TaskId> = self.durable.live(Role::Worker).map(|m| m.task.id).collect();
+        let until = now + self.lease();
+        for id in workers {
+            self.remove(now, id, why);
+            self.durable.awaited.insert(id, until);
+        }
     }
 }

@@ -10,6 +10,7 @@ use shared_proto::wire;
 
 use super::Cluster;
 use super::checkpoints::{DurableCheckpoint, SavedProgress, Stage, source};
+use super::due::FollowUp;
 use super::evaluations::Evaluations;
 use super::observed::Recent;
 use super::record::Record;
@@ -74,7 +75,7 @@ impl Cluster {
         };
         map.shards[shard].server = ShardServer::new(server, address);
         tracing::info!(%server, shard, epoch = map.epoch.0, "a server is back, with its values");
-        self.form_ring(now);
+        self.due.add(FollowUp::FormRing);
     }
 
     /// Gives a shard to a server, which loads the values of the newest checkpoint.
@@ -109,10 +110,10 @@ impl Cluster {
                 self.record_restore(now, kept.number, Some(shard));
                 self.evaluate_again_at_the_end();
             }
-            None => self.initialize_anew(now, epoch),
+            None => self.initialize_anew(epoch),
         }
         self.must_persist();
-        self.form_ring(now);
+        self.due.add(FollowUp::FormRing);
     }
 
     /// Takes all shards, and the training, back to a checkpoint.
@@ -128,18 +129,20 @@ impl Cluster {
             self.restore_progress(&kept.progress);
         }
         self.record_restore(now, kept.number, None);
-        self.evict_workers(now, "the job has gone back to a checkpoint");
+        let why = "the job has gone back to a checkpoint";
+        self.due.add(FollowUp::EvictWorkers(why));
     }
 
     /// Orders the initial values to be sent again, because there is no checkpoint yet.
-    fn initialize_anew(&mut self, now: Instant, epoch: Epoch) {
+    fn initialize_anew(&mut self, epoch: Epoch) {
         if let Some(variables) = &mut self.durable.variables {
             (variables.initialized, variables.initializer) = (false, None);
             if let Some(map) = &mut variables.map {
                 map.fill_from(&Source::initializer(epoch));
             }
         }
-        self.evict_workers(now, "the initial values are sent once more");
+        let why = "the initial values are sent once more";
+        self.due.add(FollowUp::EvictWorkers(why));
     }
 
     /// Makes a checkpoint's progress the job's.
@@ -243,8 +246,8 @@ impl Cluster {
         Some(*number)
     }
 
-    /// Takes the outcome of [`StoreTask::FindBefore`]: an older checkpoint, or the reason why there is none.
-    pub fn older_found(
+    /// Continues from the checkpoint before a damaged one, as [`Self::older_found`] says.
+    pub(super) fn go_back_before(
         &mut self,
         now: Instant,
         damaged: &DurableCheckpoint,
@@ -290,29 +293,5 @@ impl Cluster {
             }
         }
         self.evaluate_again_at_the_end();
-    }
-
-    /// Begins another epoch, because a shard has moved or has other values, or a ring is over. A ring ends with its epoch.
-    pub(super) fn raise_epoch(&mut self, now: Instant, cause: Cause) {
-        match self.durable.ring.is_formed() {
-            true => self.note_broken(now, cause),
-            false => self.observed.rings.waits_again(now),
-        }
-        let next = self.durable.epoch().next();
-        if let Some(map) = self.durable.map_mut() {
-            map.epoch = next;
-        }
-        if self.has_ring() {
-            self.durable.ring.end(next);
-            // Its source may be gone. If the next ring begins with a checkpoint as well, its own source loads it.
-            let part = self.part_of_ring();
-            self.durable.checkpoints.loading.remove(&part);
-        }
-        if self.has_ring() && self.durable.map().is_some() && self.saving.at_work() {
-            // Servers write a checkpoint in one epoch. The next ring begins with another.
-            self.give_up_saving();
-            self.saving.begun = None;
-        }
-        self.must_persist();
     }
 }

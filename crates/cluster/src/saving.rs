@@ -405,8 +405,8 @@ impl Cluster {
         }
     }
 
-    /// Takes the outcome of writing a manifest. Returns whether the checkpoint counts.
-    pub fn manifest_written(
+    /// Takes the outcome of writing a manifest, as [`Self::manifest_written`] says.
+    pub(super) fn take_manifest(
         &mut self,
         now: Instant,
         number: u64,
@@ -463,8 +463,6 @@ impl Cluster {
         self.must_persist();
         if at_work.last {
             self.end_well(now);
-        } else {
-            self.begin(now);
         }
         true
     }

@@ -1,6 +1,6 @@
 //! The cut of the shard map, once the variables and the servers are known.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use shared_proto::blocks::{PlacedShard, ShardMap, ShardServer, Source};
 use shared_proto::ids::{Epoch, Role, Task};
@@ -12,9 +12,7 @@ use super::checkpoints::source;
 use super::map_size::check_map_size;
 use super::members::Member;
 use super::placement::{block_elements, held_by_workers, place, place_tables};
-
-/// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
-const SETTLE: Duration = Duration::from_secs(3);
+use super::waits::SETTLE;
 
 impl Cluster {
     /// Returns the shard map.
@@ -29,27 +27,6 @@ impl Cluster {
                 "the shard map is not cut yet: no worker has registered variables, servers are missing, or the job has none",
             )
         })
-    }
-
-    /// Returns the servers that the shard map waits for, in words; none if it has them. `settled` is false while others
-    /// may still join a job that does not give their number.
-    pub(super) fn missing_servers(&self, settled: bool) -> Option<String> {
-        let servers = self.durable.live(Role::Ps).count();
-        match self.job.servers() {
-            Some(wanted) if servers < wanted as usize => Some(format!(
-                "{servers} of {wanted} parameter servers have registered{}",
-                self.troubled_servers()
-            )),
-            None if servers == 0 => Some(format!(
-                "no parameter server has registered; start one{}",
-                self.troubled_servers()
-            )),
-            None if !settled => Some(format!(
-                "{servers} parameter servers have registered; training begins once no other has joined for {} s",
-                SETTLE.as_secs()
-            )),
-            _ => None,
-        }
     }
 
     /// Cuts the shard map if possible. Otherwise returns the missing condition. A job without servers gets no map.

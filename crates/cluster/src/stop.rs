@@ -64,11 +64,4 @@ impl Cluster {
             tracing::warn!("cannot be cancelled: {refused}");
         }
     }
-
-    /// Schedules the last evaluation of a stopped job once no worker holds data.
-    pub(super) fn evaluate_when_at_rest(&mut self) {
-        if self.durable.training.stopping && !self.ended() && !self.durable.checkpoints.ending() {
-            self.schedule_last_evaluation();
-        }
-    }
 }

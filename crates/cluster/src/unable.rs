@@ -95,6 +95,15 @@ impl Unable {
         troubles.filter(move |(member, _)| member.role == role)
     }
 
+    /// Returns a semicolon and the servers that cannot work with their reasons, to be appended to a message; empty if there are none.
+    pub(super) fn troubled_servers(&self) -> String {
+        let troubles: Vec<_> = self.of(Role::Ps).collect();
+        match troubles.is_empty() {
+            true => String::new(),
+            false => format!("; {}", names(&troubles)),
+        }
+    }
+
     fn forget_the_oldest(&mut self) {
         while self.troubles.len() > MOST_TROUBLES {
             let oldest = self.troubles.iter().min_by_key(|(_, trouble)| trouble.at);
@@ -310,15 +319,6 @@ impl Cluster {
         }
     }
 
-    /// Returns a semicolon and the servers that cannot work with their reasons, to be appended to a message; empty if there are none.
-    pub(super) fn troubled_servers(&self) -> String {
-        let troubles: Vec<_> = self.durable.unable.of(Role::Ps).collect();
-        match troubles.is_empty() {
-            true => String::new(),
-            false => format!("; {}", names(&troubles)),
-        }
-    }
-
     fn patience(&self) -> Duration {
         match self.turn {
             Turn::Submitted => self.stall().min(QUEUED),
@@ -329,34 +329,6 @@ impl Cluster {
     /// Returns whether the job has failed because members were missing or could not work.
     pub fn failed_without_members(&self) -> bool {
         self.durable.outcome.phase == JobPhase::Failed && self.durable.unable.failed
-    }
-
-    /// Resumes a job that has failed. Its servers have left, so each shard waits for a server, which loads the
-    /// newest checkpoint.
-    pub fn resume_failed(&mut self, now: Instant) {
-        if self.durable.outcome.phase != JobPhase::Failed {
-            return;
-        }
-        let error = std::mem::take(&mut self.durable.outcome.error);
-        tracing::info!("taking up the job again; it had failed: {error}");
-        self.durable.unable.failed = false;
-        self.durable.outcome.phase = JobPhase::Starting;
-        // The training had begun before the failure.
-        if self.durable.outcome.seconds > 0.0 {
-            self.durable.outcome.phase = JobPhase::Training;
-            (self.instants.began, self.instants.last_finish) = (Some(now), Some(now));
-        }
-        self.records.push_back(Record::TakenUp {
-            seconds: self.seconds(now),
-            error,
-        });
-        let alive = |task: &Task| self.durable.member(task.id).is_some_and(|m| m.alive);
-        let servers = self.durable.servers().into_iter().enumerate();
-        let gone: Vec<_> = servers.filter(|(_, task)| !alive(task)).collect();
-        for (shard, task) in gone {
-            self.orphan(now, shard, task);
-        }
-        self.must_persist();
     }
 
     /// Describes how an ended job has ended.
@@ -381,5 +353,32 @@ impl Cluster {
             .worker_failures
             .iter()
             .map(|(kind, times)| (kind, *times))
+    }
+
+    /// Resumes a job that has failed, as [`Self::resume_failed`] says.
+    pub(super) fn take_up_failed(&mut self, now: Instant) {
+        if self.durable.outcome.phase != JobPhase::Failed {
+            return;
+        }
+        let error = std::mem::take(&mut self.durable.outcome.error);
+        tracing::info!("taking up the job again; it had failed: {error}");
+        self.durable.unable.failed = false;
+        self.durable.outcome.phase = JobPhase::Starting;
+        // The training had begun before the failure.
+        if self.durable.outcome.seconds > 0.0 {
+            self.durable.outcome.phase = JobPhase::Training;
+            (self.instants.began, self.instants.last_finish) = (Some(now), Some(now));
+        }
+        self.records.push_back(Record::TakenUp {
+            seconds: self.seconds(now),
+            error,
+        });
+        let alive = |task: &Task| self.durable.member(task.id).is_some_and(|m| m.alive);
+        let servers = self.durable.servers().into_iter().enumerate();
+        let gone: Vec<_> = servers.filter(|(_, task)| !alive(task)).collect();
+        for (shard, task) in gone {
+            self.orphan(now, shard, task);
+        }
+        self.must_persist();
     }
 }

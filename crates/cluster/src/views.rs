@@ -29,6 +29,7 @@ impl Cluster {
 
     /// Computes the view from all members. It has the number of the newest view.
     pub(crate) fn fresh_view(&mut self) -> View {
+        debug_assert!(self.due.is_empty(), "a call has left {:?} due", self.due);
         let mut workers: Vec<Task> = self.durable.live(Role::Worker).map(|m| m.task).collect();
         workers.sort_by_key(|task| task.id.index);
         View {
@@ -138,5 +139,20 @@ impl Cluster {
             .filter(|m| m.progress.active && m.progress.clock <= self.durable.training.min_clock)
             .map(|m| m.task)
             .collect()
+    }
+
+    /// Puts a call on the fast path, unless the job has a ring. The call leaves it with [`Self::leave_fast_path`] if it changes more than
+    /// clocks.
+    pub fn begin_fast_path(&mut self) {
+        if self.fast_path.is_some() || self.has_ring() {
+            return;
+        }
+        self.refresh_view();
+        let holders = self
+            .durable
+            .members
+            .values()
+            .filter(|m| m.alive && m.progress.active);
+        self.fast_path = Some(ClockCounts::of(holders.map(|m| m.progress.clock)));
     }
 }

@@ -1,10 +1,15 @@
 //! The reasons for which training waits, for people.
 
+use std::time::Duration;
+
 use shared_proto::ids::Role;
 use shared_proto::view::JobPhase;
 
 use super::Cluster;
 use super::checkpoints::Stage;
+
+/// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
+pub(super) const SETTLE: Duration = Duration::from_secs(3);
 
 impl Cluster {
     /// Describes what keeps training from beginning or continuing; empty if nothing does.
@@ -22,7 +27,7 @@ impl Cluster {
             let gone = gone.map_or_else(String::new, |m| {
                 format!(": {} is gone ({})", m.task, m.gone)
             });
-            let troubled = self.troubled_servers();
+            let troubled = self.durable.unable.troubled_servers();
             return format!("shard {shard} has no server{gone}; start it again{troubled}");
         }
         if let Some(loads) = self.durable.checkpoints.loads(self.part_of_ring()) {
@@ -80,6 +85,27 @@ impl Cluster {
         match missing.is_empty() {
             true => "the workers read their data and build the model".to_owned(),
             false => missing.join("; "),
+        }
+    }
+
+    /// Returns the servers that the shard map waits for, in words; none if it has them. `settled` is false while others
+    /// may still join a job that does not give their number.
+    pub(super) fn missing_servers(&self, settled: bool) -> Option<String> {
+        let servers = self.durable.live(Role::Ps).count();
+        match self.job.servers() {
+            Some(wanted) if servers < wanted as usize => Some(format!(
+                "{servers} of {wanted} parameter servers have registered{}",
+                self.durable.unable.troubled_servers()
+            )),
+            None if servers == 0 => Some(format!(
+                "no parameter server has registered; start one{}",
+                self.durable.unable.troubled_servers()
+            )),
+            None if !settled => Some(format!(
+                "{servers} parameter servers have registered; training begins once no other has joined for {} s",
+                SETTLE.as_secs()
+            )),
+            _ => None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use shared_proto::ids::Task;
 
 use crate::Cluster;
-use crate::training::Work;
+use crate::work::Work;
 
 impl Cluster {
     /// Notes the newest checkpoint for which a worker has copied its values.

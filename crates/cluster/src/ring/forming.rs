@@ -11,6 +11,7 @@ use shared_proto::wire;
 use super::{Cause, RingMember};
 use crate::Cluster;
 use crate::checkpoints::DurableCheckpoint;
+use crate::due::FollowUp;
 
 /// The time for which a ring that is being formed waits for a member that others have lost.
 const ABSENCE: Duration = Duration::from_secs(1);
@@ -27,17 +28,16 @@ pub enum Joined {
 }
 
 impl Cluster {
-    /// Takes a worker's request to join the ring. A request of a member of the formed ring, or of a newcomer, breaks that ring.
+    /// Notes a worker's request to join the ring. Returns the answer, unless it depends on whether the ring can be formed now.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] in a job without rings, [`Reason::NotInitialized`] before a worker has registered variables,
-    /// [`Reason::Fenced`] if the sender is evicted because another worker cannot reach it.
-    pub fn join_ring(
+    /// As [`Self::join_ring`] says.
+    pub(crate) fn ask_to_join(
         &mut self,
         now: Instant,
         origin: &Origin,
         request: &wire::JoinRingRequest,
-    ) -> Result<Joined, Refusal> {
+    ) -> Result<Option<Joined>, Refusal> {
         let task = origin.task;
         if !self.has_ring() {
             let what =
@@ -45,7 +45,7 @@ impl Cluster {
             return Err(Refusal::new(Reason::Malformed, what));
         }
         if self.ended() {
-            return Ok(Joined::Ended);
+            return Ok(Some(Joined::Ended));
         }
         if !self.durable.initialized() {
             let what = "no worker has registered variables; register them first";
@@ -53,7 +53,7 @@ impl Cluster {
         }
         if self.durable.ring.has_asked_after(origin) {
             let what = "a later request of this worker has come before this one";
-            return Ok(Joined::Pending(what.to_owned()));
+            return Ok(Some(Joined::Pending(what.to_owned())));
         }
         self.durable.awaited.remove(&task.id);
         let values = self.valid_values(origin.clock, Epoch(request.values_ring));
@@ -62,7 +62,7 @@ impl Cluster {
             let ring = &self.durable.ring;
             if ring.member(task).is_some() && origin.epoch < ring.number {
                 // The answer to its last request was lost.
-                return Ok(Joined::Ring(self.wire_ring()));
+                return Ok(Some(Joined::Ring(self.wire_ring())));
             }
             let cause = match ring.member(task) {
                 None => Cause::Newcomer,
@@ -82,7 +82,15 @@ impl Cluster {
             sequence: origin.sequence,
             skipped: request.skipped.map(Clock),
         });
-        self.form_ring(now);
+        self.due.add(FollowUp::FormRing);
+        Ok(None)
+    }
+
+    /// Answers a worker that has asked to join.
+    ///
+    /// # Errors
+    /// [`Reason::Fenced`] if the sender is evicted.
+    pub(crate) fn answer_to_join(&self, origin: &Origin) -> Result<Joined, Refusal> {
         // It may have been removed, or the job has failed.
         self.admit(origin)?;
         match self.durable.ring.formed {
@@ -118,62 +126,6 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Describes what the ring that is being formed waits for.
-    pub(crate) fn missing_in_ring(&self) -> String {
-        let ring = &self.durable.ring;
-        let absent = ring.members.iter().find(|member| !member.joined);
-        if let Some(member) = absent {
-            return format!("{} has not joined the next ring yet", member.task);
-        }
-        if let Some(shard) = self.durable.orphans().next() {
-            return format!("shard {shard} has no server");
-        }
-        if let Some((gone, _)) = self.durable.awaited.first_key_value() {
-            return format!("{gone} is given time to come back");
-        }
-        let (joined, wanted) = (ring.members.len(), self.wanted_in_ring());
-        let training = self.durable.outcome.phase == JobPhase::Training;
-        match training && wanted > 1 {
-            true => format!("{joined} of the {wanted} workers of a stage group have joined"),
-            false => format!("{joined} of {wanted} workers have joined"),
-        }
-    }
-
-    /// Returns the number of workers without which no ring is formed: at first those that the job names, later those that hold a model
-    /// together. One worker with values is enough to end a job in which no step is left; a checkpoint may have steps left.
-    pub(crate) fn wanted_in_ring(&self) -> u32 {
-        let has_values = |member: &RingMember| member.joined && member.values.is_some();
-        let ends = self.durable.training.stopping || self.durable.training.exhausted();
-        match self.durable.outcome.phase {
-            JobPhase::Starting => self.job.workers(),
-            _ if ends && self.durable.ring.members.iter().any(has_values) => 1,
-            _ => self.job.strategy.stage_groups().workers,
-        }
-    }
-
-    /// Breaks the ring: all members are to join the next one.
-    pub(crate) fn break_ring(&mut self, now: Instant, cause: Cause) {
-        if self.durable.ring.formed {
-            self.raise_epoch(now, cause);
-        }
-    }
-
-    /// Notes that the formed ring is over.
-    pub(crate) fn note_broken(&mut self, now: Instant, cause: Cause) {
-        let ring = &self.durable.ring;
-        tracing::info!(
-            ring = ring.number.0,
-            why = cause.text(),
-            "the ring is broken"
-        );
-        self.observed.rings.broke(now, cause);
-        // The others have waited for the one that is lost.
-        for member in self.durable.members.values_mut() {
-            member.progress.moved = now;
-        }
-        self.must_persist();
-    }
-
     /// Removes a worker that is gone from the ring.
     pub(crate) fn leave_ring(&mut self, now: Instant, task: Task) {
         if self.durable.ring.member(task).is_none() {
@@ -185,7 +137,7 @@ impl Cluster {
         let ring = &mut self.durable.ring;
         ring.members.retain(|member| member.task != task);
         self.must_persist();
-        self.form_ring(now);
+        self.due.add(FollowUp::FormRing);
     }
 
     /// Forms the ring if all that are expected have joined, and each shard has a server.
@@ -204,7 +156,7 @@ impl Cluster {
         if ring.formed || !complete || ring.members.len() < wanted || self.ended() {
             return;
         }
-        if self.evict_unreachable(now) {
+        if self.evict_unreachable() {
             return;
         }
         let values = self.durable.ring.members.iter().map(|member| member.values);
@@ -325,7 +277,7 @@ impl Cluster {
 
     /// Removes a worker that others have lost twice in a row although it lives: the network between them is cut, and the next
     /// ring would break as this one did. Returns whether there was one.
-    fn evict_unreachable(&mut self, now: Instant) -> bool {
+    fn evict_unreachable(&mut self) -> bool {
         let ring = &mut self.durable.ring;
         let lost: Vec<(Task, Task)> = ring
             .members
@@ -357,7 +309,8 @@ impl Cluster {
             .is_some_and(|member| member.alive);
         if known {
             self.observed.rings.evicted();
-            self.remove(now, leaves, "another worker cannot reach it");
+            let why = "another worker cannot reach it";
+            self.due.add(FollowUp::Evict(leaves, why));
         }
         known
     }

@@ -236,21 +236,6 @@ impl Ring {
 }
 
 impl Cluster {
-    /// Returns whether the workers form a ring.
-    pub fn has_ring(&self) -> bool {
-        self.job.strategy.name.has_ring()
-    }
-
-    /// Returns whether the workers make each step together: in sync mode, and in a ring.
-    pub(super) fn in_lock_step(&self) -> bool {
-        self.sync() || self.has_ring()
-    }
-
-    /// Returns whether servers stage the gradients of rows, and apply them once the step is committed.
-    pub(super) fn commits_rows(&self) -> bool {
-        self.sync() && self.has_ring() && self.job.strategy.name.has_servers()
-    }
-
     /// Returns the number of the ring's part of a checkpoint: it comes behind those of the servers.
     pub(super) fn part_of_ring(&self) -> usize {
         self.durable.servers().len()

@@ -49,7 +49,7 @@ impl Cause {
     }
 
     /// Returns the cause for the log.
-    pub(super) fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Newcomer => "a worker has come",
             Self::Link => "a member could not exchange numbers with another",
@@ -84,7 +84,7 @@ impl Rings {
         self.since.get_or_insert(now);
     }
 
-    pub(super) fn broke(&mut self, now: Instant, cause: Cause) {
+    pub(crate) fn broke(&mut self, now: Instant, cause: Cause) {
         *self.broken.entry(cause).or_default() += 1;
         self.since = Some(now);
         self.broken_at.get_or_insert(now);

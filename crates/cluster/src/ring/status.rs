@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use shared_proto::ids::Task;
+use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use super::observed::Rings;
@@ -140,6 +141,39 @@ impl Cluster {
         match since {
             Some(since) if !slow.is_empty() => (slow, since),
             _ => (vec![copier.0], copier.1),
+        }
+    }
+
+    /// Describes what the ring that is being formed waits for.
+    pub(crate) fn missing_in_ring(&self) -> String {
+        let ring = &self.durable.ring;
+        let absent = ring.members.iter().find(|member| !member.joined);
+        if let Some(member) = absent {
+            return format!("{} has not joined the next ring yet", member.task);
+        }
+        if let Some(shard) = self.durable.orphans().next() {
+            return format!("shard {shard} has no server");
+        }
+        if let Some((gone, _)) = self.durable.awaited.first_key_value() {
+            return format!("{gone} is given time to come back");
+        }
+        let (joined, wanted) = (ring.members.len(), self.wanted_in_ring());
+        let training = self.durable.outcome.phase == JobPhase::Training;
+        match training && wanted > 1 {
+            true => format!("{joined} of the {wanted} workers of a stage group have joined"),
+            false => format!("{joined} of {wanted} workers have joined"),
+        }
+    }
+
+    /// Returns the number of workers without which no ring is formed: at first those that the job names, later those that hold a model
+    /// together. One worker with values is enough to end a job in which no step is left; a checkpoint may have steps left.
+    pub(crate) fn wanted_in_ring(&self) -> u32 {
+        let has_values = |member: &RingMember| member.joined && member.values.is_some();
+        let ends = self.durable.training.stopping || self.durable.training.exhausted();
+        match self.durable.outcome.phase {
+            JobPhase::Starting => self.job.workers(),
+            _ if ends && self.durable.ring.members.iter().any(has_values) => 1,
+            _ => self.job.strategy.stage_groups().workers,
         }
     }
 }

@@ -12,7 +12,7 @@ use super::Span;
 use crate::Cluster;
 use crate::admission::not_leased;
 use crate::ledger::{HELD_BY_ALL, Split};
-use crate::training::{MOST_BATCHES, Work};
+use crate::work::{MOST_BATCHES, Work};
 
 impl Cluster {
     /// Notes that a member has asked for work in the ring. Once all have, the ring is settled: the steps of the ring before
@@ -141,7 +141,7 @@ impl Cluster {
             ));
         }
         self.check_report(task, request, request.steps)?;
-        self.require_receipts(now, origin, request)?;
+        self.require_receipts(origin, request)?;
         let samples = made.saturating_mul(self.job.samples_per_step());
         let samples = request.samples.min(samples);
         if let Some(member) = self.durable.ring.member_mut(task) {

@@ -1,0 +1,218 @@
+//! The calls that may evict members, form a ring or plan steps. Each is applied first; then what it leaves due is carried out.
+
+use std::time::Instant;
+
+use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
+use shared_proto::refusal::{Refusal, brief};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+use super::Cluster;
+use super::admission::out_of_order;
+use super::checkpoints::DurableCheckpoint;
+use super::due::FollowUp;
+use super::ring::Joined;
+use super::saving::Failure;
+
+impl Cluster {
+    /// Makes the caller a member; supersedes an earlier process of the same identity at once.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] for a role that does not register, or without an identity;
+    /// [`Reason::OutOfOrder`] and [`Reason::Superseded`] for a call that comes late.
+    pub fn register(
+        &mut self,
+        now: Instant,
+        role: Role,
+        request: wire::RegisterRequest,
+    ) -> Result<Task, Refusal> {
+        let registered = self.add_member(now, role, request);
+        self.settle(now);
+        registered
+    }
+
+    /// Gives a lease back. A worker or server that cannot work leaves alone; any other error ends the job.
+    pub fn leave(&mut self, now: Instant, task: Task, request: &wire::LeaveRequest) {
+        let mut why = "it has left";
+        if request.failure != wire::WorkerFailure::Unspecified as i32 {
+            why = "it cannot work";
+            self.cannot_work(now, task, request.failure(), &request.error);
+        } else if !request.error.is_empty() {
+            self.fail(now, format!("{task}: {}", brief(&request.error)));
+        }
+        self.durable.awaited.remove(&task.id);
+        self.remove(now, task.id, why);
+        self.settle(now);
+    }
+
+    /// Ends leases that have expired, and evicts workers that hold up others without making progress.
+    pub fn tick(&mut self, now: Instant) {
+        let lease = self.lease();
+        // While this process was paused it received no heartbeats.
+        let gap = now.duration_since(self.instants.ticked.replace(now).unwrap_or(now));
+        if gap > lease / 2 {
+            self.was_stopped(gap);
+        }
+        self.durable.awaited.retain(|_, until| now < *until);
+        self.due.add(FollowUp::FormRing);
+        self.settle(now);
+        self.evict_silent(now);
+        self.settle(now);
+        self.give_up_if_stuck(now);
+        self.fail_without_workers(now);
+        self.fail_without_servers(now);
+        self.fail_with_too_few_members(now);
+        if self.durable.training.step.is_none() {
+            self.save_if_due(now);
+            if self.in_lock_step() && self.durable.outcome.phase == JobPhase::Training {
+                self.plan(now);
+            }
+        } else if !self.sync() {
+            self.save_if_due(now);
+        }
+        let loading = !self.durable.checkpoints.loading.is_empty();
+        // A checkpoint that makes no progress is given up.
+        let saving = self.in_lock_step() && self.saving.at_work();
+        if self.durable.orphans().next().is_some()
+            || loading
+            || saving
+            || self.durable.checkpoints.ending()
+        {
+            // No worker can finish a step.
+            for member in self.durable.members.values_mut() {
+                member.progress.moved = now;
+            }
+        }
+        if self.durable.outcome.phase == JobPhase::Training {
+            self.evict_stalled(now);
+            self.settle(now);
+        }
+    }
+
+    /// Takes a worker's request to join the ring. A request of a member of the formed ring, or of a newcomer, breaks that ring.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] in a job without rings, [`Reason::NotInitialized`] before a worker has registered variables,
+    /// [`Reason::Fenced`] if the sender is evicted because another worker cannot reach it.
+    pub fn join_ring(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::JoinRingRequest,
+    ) -> Result<Joined, Refusal> {
+        let answer = self.ask_to_join(now, origin, request);
+        self.settle(now);
+        match answer? {
+            Some(answer) => Ok(answer),
+            None => self.answer_to_join(origin),
+        }
+    }
+
+    /// Counts finished steps, once each.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`] if the split is not leased to the sender, [`Reason::FutureClock`] if the sender
+    /// cannot have come so far, [`Reason::StaleEpoch`] if a shard has moved since and may have lost the
+    /// gradients.
+    pub fn finish_step(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<Clock, Refusal> {
+        let task = origin.task;
+        let Some(member) = self.durable.members.get(&task.id) else {
+            return Ok(self.durable.training.min_clock);
+        };
+        let finished = member.progress.finished;
+        if origin.sequence == Sequence(0) || origin.sequence < finished && !request.repeated {
+            return Err(out_of_order(origin, "FinishStep"));
+        }
+        if origin.sequence <= finished {
+            return Ok(self.durable.training.min_clock);
+        }
+        let counted = match self.has_ring() {
+            true => self.finish_in_ring(now, origin, request),
+            false => self.finish_own_steps(now, origin, request),
+        };
+        self.settle(now);
+        counted?;
+        Ok(self.update_min_clock())
+    }
+
+    /// Takes an evaluation's result; the last one ends the job. Returns true if the evaluation counts, also if an earlier report of it was
+    /// counted.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
+    /// has moved since the weights were pulled, [`Reason::Malformed`] without a loss, or without the model that the
+    /// last evaluation writes.
+    pub fn evaluated(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        report: wire::EvaluationReport,
+    ) -> Result<bool, Refusal> {
+        let counts = self.take_evaluation(now, origin, report)?;
+        if self.in_lock_step() && !self.ended() {
+            self.plan(now);
+        }
+        Ok(counts)
+    }
+
+    /// Takes the outcome of [`StoreTask::FindBefore`]: an older checkpoint, or the reason why there is none.
+    pub fn older_found(
+        &mut self,
+        now: Instant,
+        damaged: &DurableCheckpoint,
+        found: Result<DurableCheckpoint, String>,
+    ) {
+        self.go_back_before(now, damaged, found);
+        self.settle(now);
+    }
+
+    /// Takes the outcome of writing a manifest. Returns whether the checkpoint counts.
+    pub fn manifest_written(
+        &mut self,
+        now: Instant,
+        number: u64,
+        written: Result<(), Failure>,
+    ) -> bool {
+        let counts = self.take_manifest(now, number, written);
+        if counts && !self.ended() {
+            self.begin(now);
+        }
+        counts
+    }
+
+    /// Notes that a server is about to stop, and orders a checkpoint of its shard. Outside sync mode the server
+    /// takes no pushes any more; in sync mode no step is planned until it has left. Returns whether it may leave.
+    pub fn drain(&mut self, now: Instant, server: Task) -> bool {
+        if !self.begin_draining(now, server) {
+            return true;
+        }
+        // In sync mode a checkpoint is made between two steps.
+        if self.durable.training.step.is_none() {
+            self.save_if_due(now);
+        }
+        self.drained()
+    }
+
+    /// Resumes a job that has failed. Its servers have left, so each shard waits for a server, which loads the
+    /// newest checkpoint.
+    pub fn resume_failed(&mut self, now: Instant) {
+        self.take_up_failed(now);
+        self.settle(now);
+    }
+
+    /// Carries out what the call has left due, until nothing is.
+    fn settle(&mut self, now: Instant) {
+        while let Some(next) = self.due.take() {
+            match next {
+                FollowUp::Evict(member, why) => self.remove(now, member, why),
+                FollowUp::EvictWorkers(why) => self.evict_workers(now, why),
+                FollowUp::FormRing => self.form_ring(now),
+            }
+        }
+    }
+}

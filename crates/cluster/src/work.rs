@@ -1,0 +1,194 @@
+//! Leases of work: what a worker that asks for work is to do.
+
+use std::time::Instant;
+
+use shared_proto::ids::{Clock, Origin, Role};
+use shared_proto::view::JobPhase;
+
+use super::Cluster;
+use super::evaluations::Evaluation;
+use super::ledger::Split;
+
+/// The most steps in a split. The data of a worker that dies is soon done again.
+pub(super) const MOST_BATCHES: u64 = 64;
+
+/// The fewest splits of an epoch for each worker, so that all workers end it together.
+const SPLITS_PER_WORKER: u64 = 4;
+
+/// The work that a worker is given.
+#[derive(Debug, PartialEq)]
+pub enum Work {
+    /// A split of its own.
+    Split(Split),
+    /// A split that all members of the ring hold together, and this member's rank.
+    Shared {
+        /// The split.
+        split: Split,
+        /// The member's rank, from 0.
+        rank: u32,
+        /// The number of members.
+        ranks: u32,
+        /// The part of the learning rate that is left after plateaus.
+        learning_rate_factor: f64,
+    },
+    /// The ring is over; the worker is to join the next one.
+    Regroup,
+    /// The worker is to copy its values, and to write them as this checkpoint.
+    CopyValues {
+        /// The number of the checkpoint.
+        number: u64,
+        /// The most elements of a block in its files.
+        block_elements: u64,
+        /// The number of its part.
+        shard: u32,
+        /// True if it only hands its part of the optimizer's state to the member that writes the checkpoint.
+        helps: bool,
+    },
+    /// The worker is to evaluate the model.
+    Evaluate {
+        /// The data epoch that has ended, from 0.
+        data_epoch: u32,
+        /// Whether it also writes the model.
+        save_model: bool,
+    },
+    /// No work at present, for this reason.
+    Idle(String),
+    /// The job has ended.
+    Done,
+}
+
+impl Cluster {
+    /// Leases work to a worker. A repeated call before the work is done gives the same answer.
+    /// `copied` is the newest checkpoint for which the worker has copied its values.
+    pub fn lease_work(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        copied: Option<u64>,
+    ) -> (Work, Clock) {
+        let task = origin.task;
+        let work = self.choose_work(now, origin, copied);
+        let min_clock = self.update_min_clock();
+        let clock = self.change_progress(task.id, |state| {
+            state.active = matches!(work, Work::Split(_) | Work::Shared { .. });
+            if !matches!(work, Work::Idle(_)) {
+                (state.acted, state.moved) = (now, now);
+            }
+            // A worker that was away continues at the min clock.
+            state.clock = state.clock.max(min_clock);
+            state.clock
+        });
+        (work, clock.unwrap_or(min_clock))
+    }
+
+    /// Plans the next steps of a ring, or of the workers in sync mode, unless some are under way.
+    pub(super) fn plan(&mut self, now: Instant) {
+        match self.has_ring() {
+            true => self.plan_span(now),
+            false => self.plan_step(now),
+        }
+    }
+
+    fn choose_work(&mut self, now: Instant, origin: &Origin, copied: Option<u64>) -> Work {
+        let task = origin.task;
+        if self.ended() {
+            return Work::Done;
+        }
+        self.note_copied(task, copied);
+        if self.has_ring() && !self.is_in_ring(origin) {
+            return Work::Regroup;
+        }
+        if self.has_ring() {
+            self.enter_ring(now, task);
+        }
+        if let Some(member) = self.durable.members.get_mut(&task.id)
+            && !std::mem::replace(&mut member.progress.ready, true)
+        {
+            self.must_persist();
+        }
+        self.durable.awaited.remove(&task.id);
+        self.durable.unable.can_work(task.id);
+        self.begin(now);
+        if let Some(copy) = self.copy_for_checkpoint(task, copied) {
+            return copy;
+        }
+        if self.durable.checkpoints.ending() {
+            return Work::Idle(self.saving.last_of());
+        }
+        if self.durable.outcome.phase != JobPhase::Training {
+            return Work::Idle(self.missing());
+        }
+        if let Some(work) = self.work_in_ring(task) {
+            return work;
+        }
+        if let Some(split) = self.durable.training.held_by(task) {
+            return Work::Split(split);
+        }
+        self.evaluate_when_at_rest();
+        let exhausted = self.durable.training.exhausted();
+        // A step whose norm is being measured is committed first.
+        let measuring = self.is_measuring();
+        let evaluations = &mut self.durable.evaluations;
+        let leased = match measuring {
+            true => None,
+            false => evaluations.lease(task, exhausted),
+        };
+        if let Some(evaluation) = leased {
+            self.must_persist();
+            return Work::Evaluate {
+                data_epoch: evaluation.data_epoch,
+                save_model: evaluation.last,
+            };
+        }
+        let split = if self.in_lock_step() {
+            self.plan(now);
+            if let Some(work) = self.work_in_ring(task) {
+                return work;
+            }
+            self.durable.training.held_by(task)
+        } else if self.durable.training.stopping {
+            None
+        } else {
+            let batches = self.split_batches();
+            let ledger = self.durable.training.ledger.as_mut();
+            let leased = ledger.and_then(|ledger| ledger.lease(task, batches));
+            if leased.is_some() {
+                self.must_persist();
+            }
+            leased
+        };
+        match split {
+            Some(split) => Work::Split(split),
+            None => Work::Idle(self.idle_reason()),
+        }
+    }
+
+    fn idle_reason(&self) -> String {
+        if let Some(Evaluation {
+            data_epoch, task, ..
+        }) = self.durable.evaluations.at_work
+        {
+            return format!("{task} evaluates epoch {}", data_epoch.saturating_add(1));
+        }
+        if let Some(server) = self.draining.keys().next() {
+            return format!("{server} is about to stop, and its shard is saved first");
+        }
+        if let Some((gone, _)) = self.durable.awaited.first_key_value() {
+            return format!("{gone} is given time to come back");
+        }
+        if self.is_measuring() {
+            let missing = self.unmeasured().join(", ");
+            return format!("the norm of a step is measured; {missing} has not reported its part");
+        }
+        "others finish their data".to_owned()
+    }
+
+    fn split_batches(&self) -> u64 {
+        let workers = self.durable.live(Role::Worker).count().max(1) as u64;
+        let batches = self
+            .durable
+            .training_samples()
+            .div_ceil(self.job.samples_per_step());
+        (batches / (workers * SPLITS_PER_WORKER)).clamp(1, MOST_BATCHES)
+    }
+}
