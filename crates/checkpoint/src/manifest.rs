@@ -220,11 +220,6 @@ impl Manifest {
         sum_of_bytes(self.own_files())
     }
 
-    /// Returns the files in its own folder.
-    fn own_files(&self) -> impl Iterator<Item = &FileEntry> {
-        self.files.iter().filter(|file| file.checkpoint.is_none())
-    }
-
     /// Checks that the manifest is consistent in itself.
     fn check(&self) -> Result<(), String> {
         if self.block_elements == 0 {

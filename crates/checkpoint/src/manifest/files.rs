@@ -182,6 +182,11 @@ impl Manifest {
             None => Ok(()),
         }
     }
+
+    /// Returns the files in its own folder.
+    pub(super) fn own_files(&self) -> impl Iterator<Item = &FileEntry> {
+        self.files.iter().filter(|file| file.checkpoint.is_none())
+    }
 }
 
 /// Returns those files that have rows of some buckets, from the newest to the one with all rows of a bucket, and the

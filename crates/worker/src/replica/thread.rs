@@ -28,7 +28,6 @@ use tokio::sync::{mpsc, oneshot};
 use self::buckets::Bucketed;
 pub(super) use self::gpus::NcclId;
 pub use self::handle::ModelReplica;
-use self::handle::ended;
 #[cfg(feature = "nccl")]
 use self::nccl as gpus;
 pub(super) use self::on_device::PartOfStep;
@@ -44,11 +43,11 @@ use super::interface::{Description, Evaluation, EvaluationPart};
 use super::mirror::InBuckets;
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::pipeline::Pipeline;
-use super::reader::{self, Assembled, Batches, Request, SharedModel};
+use super::reader::{self, Batches, Request, SharedModel};
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
 use crate::input::{Dataset, Fitted, Purpose, Samples, Signature};
-use crate::model::{Batch, Objective, Pass};
+use crate::model::{Objective, Pass};
 use crate::registry::Registry;
 use crate::tables::ModelTables;
 use crate::variables::{Part, Variables};
@@ -206,26 +205,6 @@ impl Thread {
                 }
             }
         }
-    }
-
-    /// Returns the batches of a prepared step, in the device's memory.
-    fn batches(&mut self, positions: Positions) -> Result<Assembled, ReplicaError> {
-        let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
-        // A membership that has ended may have left batches behind.
-        let batches = prepared.find(|(of, _)| *of == positions);
-        let (_, batches) = batches.ok_or_else(nothing)?;
-        let Ok(batches) = batches.blocking_recv() else {
-            return Err(ended(self.reader.take()));
-        };
-        let Assembled { batches, rows } = batches?;
-        let there = |batch: Batch| match self.pipeline {
-            // Each stage copies it to its own device.
-            Some(_) => Ok(batch),
-            None => Ok(batch.to_device(&self.device)?),
-        };
-        let batches = batches.into_iter().map(there);
-        let batches = batches.collect::<Result<_, ReplicaError>>()?;
-        Ok(Assembled { batches, rows })
     }
 
     /// Evaluates the part that was read last, and starts to read the next one. The part's rows must be loaded.

@@ -433,15 +433,6 @@ impl LocalOptimizer {
         }
         Ok(())
     }
-
-    fn check_whole(&self) -> Result<(), VariablesError> {
-        match self.places.is_whole(&self.held.parts) {
-            true => Ok(()),
-            false => Err(VariablesError::Range(
-                "this replica has the slots of some elements alone".to_owned(),
-            )),
-        }
-    }
 }
 
 /// Returns whether updates change a variable.

@@ -7,6 +7,7 @@ use candle_core::{Tensor, Var};
 use nn::{backward, synchronised};
 use shared_proto::step::WantedRows;
 
+use super::handle::ended;
 use super::memory::OutOfMemory;
 use super::{Thread, nothing};
 use crate::model::{Batch, Pass};
@@ -141,6 +142,26 @@ impl Thread {
             }
         }
         Ok((mean, sum.ok_or_else(nothing)?))
+    }
+
+    /// Returns the batches of a prepared step, in the device's memory.
+    fn batches(&mut self, positions: Positions) -> Result<Assembled, ReplicaError> {
+        let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
+        // A membership that has ended may have left batches behind.
+        let batches = prepared.find(|(of, _)| *of == positions);
+        let (_, batches) = batches.ok_or_else(nothing)?;
+        let Ok(batches) = batches.blocking_recv() else {
+            return Err(ended(self.reader.take()));
+        };
+        let Assembled { batches, rows } = batches?;
+        let there = |batch: Batch| match self.pipeline {
+            // Each stage copies it to its own device.
+            Some(_) => Ok(batch),
+            None => Ok(batch.to_device(&self.device)?),
+        };
+        let batches = batches.into_iter().map(there);
+        let batches = batches.collect::<Result<_, ReplicaError>>()?;
+        Ok(Assembled { batches, rows })
     }
 }
 

@@ -241,23 +241,6 @@ impl Mirrored {
         }
     }
 
-    /// Leaves the ring. Its links are closed, so that the other members notice it.
-    pub(super) fn leave_ring(&mut self, lost: Lost) {
-        self.ring = None;
-        self.counters.left();
-        self.lost = match lost {
-            Lost::Member(task, reason) => {
-                tracing::info!(%task, reason, "a member of the ring is lost");
-                Some(task)
-            }
-            Lost::Devices(failure) => {
-                self.device_failures.push(failure);
-                None
-            }
-            Lost::Over | Lost::Replica(_) => None,
-        };
-    }
-
     /// Joins the next ring, and takes the values that it begins with. Returns the number of steps that they have.
     pub(super) async fn form(&mut self, mirror: &dyn Mirror) -> Result<Clock, StrategyError> {
         self.ring = None;

@@ -98,4 +98,13 @@ impl LocalOptimizer {
         self.on_device = None;
         Ok(())
     }
+
+    pub(super) fn check_whole(&self) -> Result<(), VariablesError> {
+        match self.places.is_whole(&self.held.parts) {
+            true => Ok(()),
+            false => Err(VariablesError::Range(
+                "this replica has the slots of some elements alone".to_owned(),
+            )),
+        }
+    }
 }
