@@ -140,7 +140,7 @@ export CUDAFORGE_THREADS=${CUDAFORGE_THREADS:-$(nproc)}
 say "building for compute capability $CUDA_COMPUTE_CAP with $CUDAFORGE_THREADS nvcc at once"
 cargo build --release --locked -p flambeau --features "$features" --target-dir target/cuda
 if [[ -n $tests ]]; then
-    cargo test --release --locked -p flambeau-worker -p flambeau-gpu --features "$features" --lib --test cuda --test cuda_memory --no-run \
+    cargo test --release --locked -p flambeau-replica -p flambeau-variables -p flambeau-gpu --features "$features" --lib --test cuda --test cuda_memory --no-run \
         --target-dir target/cuda
 fi
 

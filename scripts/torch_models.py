@@ -1,6 +1,6 @@
 """The models that ship with Flambeau, in PyTorch: with the same variables under the same names.
 
-scripts/bench-torch.py measures them, and crates/worker/tests/vectors/make_model_digests.py trains them for tests.
+scripts/bench-torch.py measures them, and crates/model/tests/vectors/make_model_digests.py trains them for tests.
 """
 
 import torch

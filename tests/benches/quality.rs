@@ -30,21 +30,21 @@ use async_trait::async_trait;
 use candle_core::Device;
 use collective::Exchange;
 use daemon::membership::Coordinator;
+use model::registry::Registry;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use replica::{
+    Computed, Description, Evaluation, EvaluationPart, ModelReplica, Positions, Prepared, Replica,
+    ReplicaError, Step,
+};
 use serde_json::{Value, json};
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
 use shared_proto::payload::Elements;
 use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
-use worker::registry::Registry;
-use worker::replica::{
-    Computed, Description, Evaluation, EvaluationPart, ModelReplica, Positions, Prepared, Replica,
-    ReplicaError, Step,
-};
+use variables::Part;
 use worker::strategy::Stores;
-use worker::variables::Part;
 
 use disk::Disk;
 use network::{PORT, Simulated, incoming, registration};

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use candle_core::Device;
+use model::registry::Registry;
 use shared_proto::job::Job;
 use tests::{Cluster, Daemon, eventually};
-use worker::local;
-use worker::registry::Registry;
+use worker::alone::local;
 
 use crate::program;
 use crate::ring_operations::metric;

@@ -358,7 +358,7 @@ async fn fit_may_be_called_within_an_asynchronous_runtime() {
 
 /// The digits that come with Flambeau, as a program reads them itself.
 fn digits() -> Dataset {
-    let registry = worker::registry::Registry::builtin();
+    let registry = model::registry::Registry::builtin();
     let data = flambeau::settings::Data::default();
     registry
         .open(&data, 5, flambeau::Purpose::Training)

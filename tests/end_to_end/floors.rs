@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 18] = [
+const FLOORS: [(&str, &[&str]); 21] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
@@ -33,6 +33,24 @@ const FLOORS: [(&str, &[&str]); 18] = [
         &["shared-proto", "storage", "checkpoint", "daemon", "cluster"],
     ),
     ("collective", &["shared-proto"]),
+    ("model", &["shared-proto", "data", "nn", "table"]),
+    (
+        "variables",
+        &["shared-proto", "optimizer", "gpu", "nn", "model"],
+    ),
+    (
+        "replica",
+        &[
+            "shared-proto",
+            "daemon",
+            "data",
+            "gpu",
+            "nn",
+            "table",
+            "model",
+            "variables",
+        ],
+    ),
     (
         "worker",
         &[
@@ -43,10 +61,12 @@ const FLOORS: [(&str, &[&str]); 18] = [
             "checkpoint",
             "daemon",
             "data",
-            "gpu",
             "nn",
             "table",
             "ps-client",
+            "model",
+            "variables",
+            "replica",
         ],
     ),
     (
@@ -61,13 +81,16 @@ const FLOORS: [(&str, &[&str]); 18] = [
             "ps-server",
             "coordinator",
             "nn",
+            "model",
+            "variables",
+            "replica",
             "worker",
         ],
     ),
 ];
 
 /// candle computes in the worker, with the layers of `nn`; the library face hands it on to users' models.
-const MAY_USE_CANDLE: [&str; 3] = ["nn", "worker", "flambeau"];
+const MAY_USE_CANDLE: [&str; 6] = ["nn", "model", "variables", "replica", "worker", "flambeau"];
 
 #[test]
 fn imports_point_down() {

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use candle_core::Device;
+use model::registry::Registry;
 use shared_proto::job::Job;
 use tests::{Cluster, eventually};
-use worker::local;
-use worker::registry::Registry;
+use worker::alone::local;
 
 use crate::program;
 use crate::rings::is_once;

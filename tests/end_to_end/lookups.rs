@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use flambeau::{App, Lookup, Scorer, Scoring, Security};
+use model::registry::Registry;
 use shared_proto::job::Job;
 use tests::{Cluster, eventually, free_address};
-use worker::local;
-use worker::registry::Registry;
+use worker::alone::local;
 
 use crate::program;
 use crate::tables::{job, of_run, recovers, write_ratings};

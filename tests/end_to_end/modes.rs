@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use candle_core::Device;
+use model::registry::Registry;
 use shared_proto::job::Job;
 use tests::relay::{Relay, Weather};
 use tests::{Cluster, eventually};
-use worker::local;
-use worker::registry::Registry;
+use worker::alone::local;
 
 use crate::program;
 use crate::ring_operations::metric;

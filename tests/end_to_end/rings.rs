@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use candle_core::Device;
+use model::registry::Registry;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::job::Job;
 use tests::{Cluster, eventually};
-use worker::local;
-use worker::registry::Registry;
+use worker::alone::local;
 
 use crate::program;
 use crate::weights::{difference, largest, weights};

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
+use model::registry::Registry;
 use shared_proto::job::Job;
 use tests::models::Joint;
 use tests::{Cluster, eventually};
-use worker::local;
-use worker::registry::Registry;
+use worker::alone::local;
 
 use crate::program;
 use crate::weights::{difference, largest, weights};

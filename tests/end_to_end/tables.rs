@@ -6,13 +6,13 @@ use std::path::Path;
 
 use candle_core::Device;
 use checkpoint::CheckpointError;
+use model::registry::Registry;
+use model::tables::SavedTables;
 use shared_proto::blocks::BlockId;
 use shared_proto::job::Job;
 use shared_proto::table::SavedRows;
 use tests::{Cluster, Daemon, eventually};
-use worker::local;
-use worker::registry::Registry;
-use worker::tables::SavedTables;
+use worker::alone::local;
 
 use crate::program;
 use crate::weights::{difference, weights};

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use replica::Positions;
 use shared_proto::job::NonFinite;
-use worker::replica::Positions;
 
 use crate::history::{Event, History, Saved};
 use crate::model::{EPOCHS, SAMPLES};

@@ -5,10 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use ps_client::PulledBlock;
+use replica::Positions;
 use serde_json::Value;
 use shared_proto::ids::Epoch;
 use shared_proto::wire::BlockVersion;
-use worker::replica::Positions;
 
 use crate::model::{PUSHES, Shape};
 use crate::pairs::{self, Evicts};

@@ -10,12 +10,12 @@ use coordinator::{CoordinatorError, Summary};
 use daemon::membership::{Coordinator, Registration};
 use futures_util::stream;
 use ps_server::RowStorage;
+use replica::Replica;
 use shared_proto::connections::AcceptedStream;
 use shared_proto::ids::Role;
 use table::disk::Disk;
 use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
-use worker::replica::Replica;
 use worker::strategy::{Joining, Stores};
 
 use crate::history::Event;

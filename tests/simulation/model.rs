@@ -8,6 +8,10 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use replica::{
+    Computed, Computing, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica,
+    ReplicaError, Step,
+};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::job::Sgd;
@@ -16,15 +20,11 @@ use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::{bucket, hash};
 use shared_proto::table::{RowOptimizer, TableSpec};
 use tokio::time::{Instant, Sleep};
-use worker::replica::{
-    Computed, Computing, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica,
-    ReplicaError, Step,
-};
+use variables::Part;
 use worker::strategy::{
     Evaluated, Joining, ParameterServer, Pulled, Pushed, Pushing, Reconciled, Strategy,
     StrategyError,
 };
-use worker::variables::Part;
 
 use crate::history::History;
 use crate::pairs;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use worker::replica::Positions;
+use replica::Positions;
 
 use crate::history::{Event, Saved};
 use crate::model::Shape;

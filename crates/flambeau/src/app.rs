@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use daemon::process;
-use worker::input::Source;
-use worker::model::Model;
-use worker::registry::Registry;
+use model::Model;
+use model::input::Source;
+use model::registry::Registry;
 
 use crate::error::CommandError;
 use crate::scorer::{Scorer, Scoring};
@@ -152,7 +152,7 @@ impl App {
         let registry = self.registry;
         let command = Arguments::parse().command;
         if command.computes() {
-            worker::threads::reexecute_if_unset();
+            replica::threads::reexecute_if_unset();
         }
         match command {
             Command::Coordinator(settings) => {

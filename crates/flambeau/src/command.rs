@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use candle_core::Error;
 use clap::Args;
 use daemon::job_flags::JobFlags;
+use model::input::Fitted;
+use model::tables::{SavedTables, restored};
+use replica::ReplicaError;
 use shared_proto::blocks::BlockId;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::task;
-use worker::input::Fitted;
-use worker::local::Trained;
-use worker::replica::ReplicaError;
-use worker::tables::{SavedTables, restored};
+use worker::alone::local::Trained;
 
 use crate::error::CommandError;
 

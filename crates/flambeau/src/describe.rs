@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use comfy_table::{Table, presets};
 use daemon::{noteln, outln};
+use model::input::{ColumnSurvey, Looks, survey};
 use shared_proto::job::{ColumnType, Data, Job};
-use worker::input::{ColumnSurvey, Looks, survey};
 
 use crate::error::CommandError;
 use crate::status::harmless;
@@ -236,8 +236,8 @@ fn toml_text(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::input::Purpose;
     use shared_proto::job::LabelTransform;
-    use worker::input::Purpose;
 
     #[test]
     fn a_file_becomes_a_job() {
@@ -318,7 +318,7 @@ mod tests {
         let job = Job::from_toml(&std::fs::read_to_string(&write).unwrap()).unwrap();
         assert_eq!((job.data.header, job.data.delimiter), (false, Some(' ')));
         assert_eq!(job.data.label_transform, LabelTransform::Standardise);
-        let data = worker::registry::Registry::builtin().open(&job.data, 1, Purpose::Training);
+        let data = model::registry::Registry::builtin().open(&job.data, 1, Purpose::Training);
         let scale = data.unwrap().signature.targets[0].scale.unwrap();
         assert!((100.0..1000.0).contains(&scale.mean), "{scale:?}");
     }

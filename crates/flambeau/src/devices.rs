@@ -3,8 +3,8 @@
 use clap::Args;
 use comfy_table::{Table, presets};
 use daemon::{out, outln};
+use replica::device::{Found, Gpu, Gpus, find};
 use serde_json::{Value, json};
-use worker::device::{Found, Gpu, Gpus, find};
 
 use crate::status::harmless;
 

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use checkpoint::CheckpointError;
 use coordinator::CoordinatorError;
 use daemon::membership::MembershipError;
+use model::input::InputError;
 use ps_client::lookup::LookupError;
+use replica::ReplicaError;
+use replica::device::DeviceError;
 use shared_proto::job::JobError;
 use shared_proto::security::SecurityError;
-use worker::device::DeviceError;
-use worker::finder::RangeError;
-use worker::input::InputError;
-use worker::replica::ReplicaError;
+use worker::alone::finder::RangeError;
 
 /// The error of a command, or of a training that a program has begun.
 #[derive(Debug, thiserror::Error)]

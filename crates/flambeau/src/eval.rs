@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
+use model::registry::Registry;
+use replica::device;
 use shared_proto::number::Number;
-use worker::device;
-use worker::local::{Evaluated, evaluate_trained};
-use worker::registry::Registry;
+use worker::alone::local::{Evaluated, evaluate_trained};
 
 use crate::command::{FinishedRun, Weights, show_warnings};
 use crate::error::CommandError;

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coordinator::read_job;
+use model::registry::Registry;
+use replica::device::Choices;
 use serde_json::json;
 use shared_proto::job::Job;
 use shared_proto::number::Number;
-use worker::device::Choices;
-use worker::finder::{LearningRateCurve, RateRange, find_learning_rate};
-use worker::registry::Registry;
+use worker::alone::finder::{LearningRateCurve, RateRange, find_learning_rate};
 
 use crate::command::{JobArguments, block_on};
 use crate::error::CommandError;
@@ -121,7 +121,7 @@ fn shown(curve: &LearningRateCurve) -> String {
 
 #[cfg(test)]
 mod tests {
-    use worker::finder::RatePoint;
+    use worker::alone::finder::RatePoint;
 
     use super::*;
 

@@ -136,6 +136,19 @@ pub use fit::{
     Trainer, on_evaluation,
 };
 #[doc(inline)]
+pub use model::input::{
+    Cell, CellWriter, Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order,
+    OwnCell, Purpose, RowBatch, Samples, Scale, Signature, Source, TableRows, ValueType, Values,
+    open_batches,
+};
+#[doc(inline)]
+pub use model::tables::{Embeddings, Pool, Table};
+#[doc(inline)]
+pub use model::{
+    Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup, Stages,
+    forward_blocks,
+};
+#[doc(inline)]
 pub use nn;
 #[doc(inline)]
 pub use ps_client::lookup::{FoundRows, Lookup, LookupError};
@@ -151,24 +164,11 @@ pub use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
 };
 #[doc(inline)]
-pub use worker::finder::{LearningRateCurve, RangeError, RatePoint, RateRange};
-#[doc(inline)]
-pub use worker::input::{
-    Cell, CellWriter, Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order,
-    OwnCell, Purpose, RowBatch, Samples, Scale, Signature, Source, TableRows, ValueType, Values,
-    open_batches,
-};
+pub use worker::alone::finder::{LearningRateCurve, RangeError, RatePoint, RateRange};
 #[doc(inline)]
 pub use worker::loops::{
     Distributed, HostError, Hosts, LoopError, OptimizerId, Reduce, Replica, Strategy,
 };
-#[doc(inline)]
-pub use worker::model::{
-    Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup, Stages,
-    forward_blocks,
-};
-#[doc(inline)]
-pub use worker::tables::{Embeddings, Pool, Table};
 #[doc(inline)]
 pub use worker::tf_config::TfConfigError;
 

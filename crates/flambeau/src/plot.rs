@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use plotters::prelude::*;
-use worker::finder::LearningRateCurve;
+use worker::alone::finder::LearningRateCurve;
 
 use crate::error::CommandError;
 

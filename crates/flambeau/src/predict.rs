@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use model::registry::Registry;
 use parquet::basic::{LogicalType, Repetition, Type as PhysicalType};
 use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, FloatType};
 use parquet::errors::ParquetError;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
-use worker::device;
-use worker::predict::{Cell, Predictions, predict};
-use worker::registry::Registry;
+use replica::device;
+use worker::alone::predict::{Cell, Predictions, predict};
 
 use crate::command::{FinishedRun, Weights, show_warnings};
 use crate::error::CommandError;

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{Device, Error, Result};
+use model::input::RowBatch;
+use model::registry::Registry;
+use model::tables::RowSource;
 use ps_client::lookup::Lookup;
 use shared_proto::security::Security;
 use shared_proto::step::WantedRows;
 use shared_proto::table::TableSpec;
 use shared_proto::task;
 use tokio::runtime::{Builder, Runtime};
-use worker::input::RowBatch;
-use worker::local::Trained;
-use worker::registry::Registry;
-use worker::tables::RowSource;
+use worker::alone::local::Trained;
 
 use crate::command::{FinishedRun, Weights};
 
@@ -39,7 +39,7 @@ pub struct Scoring {
 /// A trained model that scores samples one request at a time, with rows from running servers.
 ///
 /// `examples/score.rs` measures how long that takes.
-pub struct Scorer(worker::predict::Scorer);
+pub struct Scorer(worker::alone::predict::Scorer);
 
 impl Scorer {
     pub(crate) fn open(scoring: &Scoring, registry: &Registry) -> Result<Self> {
@@ -50,7 +50,7 @@ impl Scorer {
             rows: Box::new(|specs| Ok(Box::new(ServedRows::of(scoring, specs)?))),
             ..finished.trained()
         };
-        let scorer = worker::predict::Scorer::open(&trained, registry, Device::Cpu);
+        let scorer = worker::alone::predict::Scorer::open(&trained, registry, Device::Cpu);
         Ok(Self(scorer.map_err(Error::wrap)?))
     }
 

@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 use clap::Args;
 use coordinator::read_job;
+use model::registry::Registry;
 use ps_server::RowSettings;
+use replica::DeviceReplicas;
+use replica::device::{Choices, DeviceError, MemoryLimit};
 use shared_proto::job::{Job, run_dir};
-use worker::device::{Choices, DeviceError, MemoryLimit};
-use worker::registry::Registry;
-use worker::replica::DeviceReplicas;
 
 use self::follow::watch;
 pub(crate) use self::follow::{Observer, Watch};

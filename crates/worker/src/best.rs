@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use shared_proto::ids::{RunNumber, TaskId};
 use shared_proto::job::{Best, run_dir};
 
-use crate::model::Metrics;
-use crate::variables::VariablesError;
+use model::Metrics;
+use variables::VariablesError;
 
 /// The best evaluation of a run. The worker saves the weights as a candidate before it reports the evaluation, and renames the file once the
 /// coordinator has counted it. The record is written after that. If the worker dies between the count and the rename, the earlier best weights

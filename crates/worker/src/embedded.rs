@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::WorkerError;
 use crate::member::{Member, Replicas};
-use crate::replica::Replica;
 use crate::strategy::{Joining, Strategy, StrategyError};
+use replica::Replica;
 
 pub use crate::member::Parts;
 

@@ -6,10 +6,10 @@ use daemon::membership::MembershipError;
 use shared_proto::job::JobError;
 use shared_proto::transport::Listen;
 
-use crate::device::DeviceError;
-use crate::replica::ReplicaError;
 use crate::strategy::StrategyError;
-use crate::variables::VariablesError;
+use replica::ReplicaError;
+use replica::device::DeviceError;
+use variables::VariablesError;
 
 /// The error with which a worker ended.
 #[derive(Debug, thiserror::Error)]

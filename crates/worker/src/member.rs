@@ -15,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::counters::Counters;
 use crate::error::WorkerError;
-use crate::replica::Replica;
 use crate::reporter::Reporter;
 use crate::strategy::{Joining, Stores, Strategy, StrategyError};
 use crate::trainer::Trainer;
+use replica::Replica;
 
 /// The pause before the worker registers again.
 const REGISTER_AGAIN: Duration = Duration::from_millis(50);

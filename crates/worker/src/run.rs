@@ -20,12 +20,12 @@ use shared_proto::transport::Listen;
 use storage::{AllowedLocations, StorageError, without_user};
 use tokio_util::sync::CancellationToken;
 
-use crate::device;
 use crate::error::WorkerError;
 use crate::member::{Member, Parts, Replicas, leave};
-use crate::registry::Registry;
-use crate::replica::DeviceReplicas;
 use crate::strategy::{self, Stores};
+use model::registry::Registry;
+use replica::DeviceReplicas;
+use replica::device;
 
 /// The time for which a worker that cannot work tries to tell the coordinator.
 const TELL: Duration = Duration::from_secs(15);

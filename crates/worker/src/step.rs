@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
-use crate::replica::{Prepared, Replica, Step};
 use crate::strategy::{Pushed, Pushing, Strategy, StrategyError};
+use replica::{Prepared, Replica, Step};
 
 /// The place of a step in a job.
 #[derive(Clone, Copy, Debug)]

@@ -17,13 +17,13 @@ use tokio::time::Instant;
 use crate::best::{Candidate, Kept};
 use crate::counters::Counters;
 use crate::error::WorkerError;
-use crate::model::Metrics;
-use crate::replica::{Positions, Prepared, Replica, ReplicaError};
 use crate::reporter::{Reporter, SplitProgress};
 use crate::step::{PlaceOfStep, compute, idle, push};
 use crate::strategy::{Strategy, StrategyError};
 use crate::unfinished::Unfinished;
-use crate::variables::digest_of;
+use model::Metrics;
+use replica::{Positions, Prepared, Replica, ReplicaError};
+use variables::digest_of;
 
 /// The pause before a file is written again for which there was no room.
 const ROOM_AGAIN: Duration = Duration::from_secs(2);

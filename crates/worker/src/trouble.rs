@@ -6,9 +6,9 @@ use daemon::process::Failure;
 use shared_proto::wire::WorkerFailure;
 
 use crate::error::WorkerError;
-use crate::replica::ReplicaError;
 use crate::strategy::StrategyError;
-use crate::variables::VariablesError;
+use replica::ReplicaError;
+use variables::VariablesError;
 
 /// Exit code of a worker that cannot work while others can.
 pub(crate) const CANNOT_WORK: u8 = 3;
@@ -65,7 +65,7 @@ impl WorkerError {
             Self::Build(ReplicaError::Input(_)) => WorkerFailure::Data,
             Self::Build(ReplicaError::Thread(_)) => WorkerFailure::Memory,
             Self::Build(_) => WorkerFailure::Model,
-            Self::Replica(error) => error.failure_in_a_step(),
+            Self::Replica(error) => failure_in_a_step(error),
             Self::Device(_) => WorkerFailure::Device,
             Self::RunDir { .. } => WorkerFailure::RunDirectory,
             Self::Protocol(_) | Self::Location(_) | Self::Job(_) | Self::Listen { .. } => {
@@ -84,25 +84,15 @@ impl WorkerError {
     }
 }
 
-impl ReplicaError {
-    fn failure_in_a_step(&self) -> WorkerFailure {
-        match self {
-            error if error.is_out_of_memory() => WorkerFailure::Memory,
-            Self::Input(_) => WorkerFailure::Data,
-            // It has another number of devices than the others of its ring.
-            Self::Devices(_) => WorkerFailure::Device,
-            Self::Variables(VariablesError::File { .. }) => WorkerFailure::RunDirectory,
-            // The same batch and weights would fail on every worker.
-            _ => WorkerFailure::Unspecified,
-        }
-    }
-
-    /// Returns whether the device was out of memory. candle passes on the driver's text.
-    fn is_out_of_memory(&self) -> bool {
-        let text = self.to_string().to_ascii_lowercase();
-        ["out of memory", "out_of_memory"]
-            .iter()
-            .any(|words| text.contains(words))
+fn failure_in_a_step(error: &ReplicaError) -> WorkerFailure {
+    match error {
+        error if error.is_out_of_memory() => WorkerFailure::Memory,
+        ReplicaError::Input(_) => WorkerFailure::Data,
+        // It has another number of devices than the others of its ring.
+        ReplicaError::Devices(_) => WorkerFailure::Device,
+        ReplicaError::Variables(VariablesError::File { .. }) => WorkerFailure::RunDirectory,
+        // The same batch and weights would fail on every worker.
+        _ => WorkerFailure::Unspecified,
     }
 }
 
@@ -111,7 +101,7 @@ mod tests {
     use checkpoint::CheckpointError;
 
     use super::*;
-    use crate::input::InputError;
+    use model::input::InputError;
 
     #[test]
     fn a_workers_own_troubles_are_told_from_the_jobs() {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use replica::{GroupError, ReplicaError};
 use tokio::time::sleep;
-use worker::replica::{GroupError, ReplicaError};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 

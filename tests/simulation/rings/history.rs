@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
+use replica::{MirrorState, Positions, StepsMade};
 use serde_json::Value;
-use worker::replica::{MirrorState, Positions, StepsMade};
 
 use super::values::{SAMPLES, Shape, Values};
 

@@ -11,16 +11,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use shared_proto::ids::Epoch;
-use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, Want};
-use tokio::time::{Instant, sleep, sleep_until};
-use worker::replica::{
+use replica::{
     Computed, Description, DeviceGroup, DeviceSteps, Evaluation, EvaluationPart, Filling,
     GroupError, InBuckets, Mirror, MirrorState, Others, Positions, Prepared, Replica, ReplicaError,
     SlotShare, StageSteps, Step, StepsMade, ValuesId,
 };
-use worker::variables::{BucketedGradients, Part};
+use shared_proto::ids::Epoch;
+use shared_proto::payload::Elements;
+use shared_proto::step::{Gradients, Want};
+use tokio::time::{Instant, sleep, sleep_until};
+use variables::{BucketedGradients, Part};
 
 use super::gpus::{Gpus, Membership};
 use super::history::History;

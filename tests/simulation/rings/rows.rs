@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
+use replica::Positions;
 use shared_proto::job::Sgd;
 use shared_proto::step::{RowGradients, WantedRows};
 use shared_proto::table::hash::hash;
 use shared_proto::table::{RowOptimizer, TableSpec};
-use worker::replica::Positions;
 
 use super::values::{CLOSE, VISITS, Values, visits};
 

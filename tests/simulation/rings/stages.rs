@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use worker::replica::{
-    Begun, Computed, Neighbour, Neighbours, Positions, ReplicaError, StageSteps, Step,
-};
+use replica::{Begun, Computed, Neighbour, Neighbours, Positions, ReplicaError, StageSteps, Step};
 
 use super::model::{Kept, of_values};
 

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
+use replica::{MirrorState, Positions};
 use shared_proto::blocks::VariableSpec;
-use worker::replica::{MirrorState, Positions};
 
 /// The number of training samples.
 pub(crate) const SAMPLES: usize = 120;

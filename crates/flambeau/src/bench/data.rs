@@ -7,12 +7,12 @@ use candle_core::Device;
 use clap::Args;
 use comfy_table::{Table, presets};
 use daemon::outln;
+use model::Batch;
+use model::input::{Order, Purpose, Samples};
+use model::registry::Registry;
+use replica::ReplicaError;
 use serde::Serialize;
 use shared_proto::job::Job;
-use worker::input::{Order, Purpose, Samples};
-use worker::model::Batch;
-use worker::registry::Registry;
-use worker::replica::ReplicaError;
 
 use super::median;
 use crate::error::CommandError;

@@ -69,7 +69,7 @@ fn with_threads(
     let executable = std::env::current_exe().map_err(CommandError::file("this executable"))?;
     let output = std::process::Command::new(executable)
         .args(arguments)
-        .env(worker::threads::VARIABLE, threads.to_string())
+        .env(replica::threads::VARIABLE, threads.to_string())
         .output()
         .map_err(|error| failed(error.to_string()))?;
     match output.status.success() {

@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ::worker::input::category_id;
-use ::worker::threads::VARIABLE as THREADS;
+use ::model::input::category_id;
+use ::replica::threads::VARIABLE as THREADS;
 use clap::Args;
 use comfy_table::{Table, presets};
 use ps_server::RowSettings;

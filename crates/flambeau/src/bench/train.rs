@@ -6,13 +6,13 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use coordinator::{CoordinatorError, read_job};
 use daemon::{noteln, outln};
+use model::registry::Registry;
+use model::{Batch, Model, Pass, Setup};
 use ps_server::RowSettings;
+use replica::device;
 use serde::{Deserialize, Serialize};
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
-use worker::device;
-use worker::local;
-use worker::model::{Batch, Model, Pass, Setup};
-use worker::registry::Registry;
+use worker::alone::local;
 
 use super::{median, with_threads};
 use crate::cluster::{Plan, Roles, Transport, threads_each};

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use model::registry::Registry;
 use shared_proto::security::SecurityFiles;
-use worker::registry::Registry;
 
 use super::start::shared_threads;
 use super::thread::RoleThread;

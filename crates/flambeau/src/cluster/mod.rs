@@ -14,15 +14,15 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use daemon::{Ready, clusters};
+use model::registry::Registry;
 use ps_server::RowSettings;
+use replica::threads;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::job::{Job, run_dir};
 use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tempfile::TempDir;
 use tokio::time::timeout;
-use worker::registry::Registry;
-use worker::threads;
 
 pub(crate) use self::brought::{BroughtWorkers, Joining};
 use self::exit::{Exit, Said};

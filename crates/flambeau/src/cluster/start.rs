@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use tokio::process::Command;
 
-use worker::threads;
+use replica::threads;
 
 use crate::error::CommandError;
 

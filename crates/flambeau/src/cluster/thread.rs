@@ -8,10 +8,10 @@ use clap::builder::Resettable;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use daemon::Ready;
 use daemon::process::{self, Ending};
+use model::registry::Registry;
+use replica::panic_message;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use worker::registry::Registry;
-use worker::replica::panic_message;
 
 use super::exit::{Exit, Said};
 

@@ -15,14 +15,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use coordinator::Summary;
+use model::Model;
+use model::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
+use model::registry::Registry;
 use ps_server::RowSettings;
+use replica::device::{self, Choices};
 use shared_proto::job::{Job, run_dir};
 use tempfile::TempDir;
-use worker::device::{self, Choices};
-use worker::finder::{LearningRateCurve, RateRange};
-use worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
-use worker::model::Model;
-use worker::registry::Registry;
+use worker::alone::finder::{LearningRateCurve, RateRange};
 
 use self::callback::Callbacks;
 pub use self::callback::{Callback, Control, on_evaluation};

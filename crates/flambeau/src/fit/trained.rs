@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
-use worker::input::{Column, InMemory, RowBatch};
-use worker::local::{Evaluated, Trained, evaluate_trained};
-use worker::predict::{values, values_of_rows};
-use worker::registry::Registry;
-use worker::replica::ReplicaError;
+use model::input::{Column, InMemory, RowBatch};
+use model::registry::Registry;
+use replica::ReplicaError;
+use worker::alone::local::{Evaluated, Trained, evaluate_trained};
+use worker::alone::predict::{values, values_of_rows};
 
 use super::outside_of_runtimes;
 use crate::command::{FinishedRun, Weights};

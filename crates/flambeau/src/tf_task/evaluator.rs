@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use candle_core::Device;
 use daemon::membership::{Coordinator, MembershipError};
 use daemon::process::Process;
+use model::registry::Registry;
+use replica::device::Choices;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::view::JobPhase;
 use shared_proto::wire::JobReply;
-use worker::device::Choices;
-use worker::registry::Registry;
 
 use crate::error::CommandError;
 use crate::evaluator::{Fetched, Line, RECORD};
@@ -124,7 +124,8 @@ impl Evaluator {
         };
         let (registry, device) = (self.registry.clone(), device.clone());
         let evaluating = tokio::task::spawn_blocking(move || {
-            let mut evaluator = worker::evaluator::Evaluator::open(&job, &registry, &device)?;
+            let mut evaluator =
+                worker::alone::evaluator::Evaluator::open(&job, &registry, &device)?;
             fetched.evaluate(&mut evaluator)
         });
         let metrics = match evaluating.await {

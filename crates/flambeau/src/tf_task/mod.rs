@@ -12,10 +12,10 @@ use clap::{Args, FromArgMatches};
 use daemon::job_flags::JobFlags;
 use daemon::process::{self, Failure, Process};
 use daemon::settings::{MemberSettings, ProcessSettings};
+use model::registry::Registry;
+use replica::device::Choices;
 use shared_proto::job::StrategyName;
 use shared_proto::transport::Listen;
-use worker::device::Choices;
-use worker::registry::Registry;
 use worker::tf_config::{Part, TfConfig};
 
 #[derive(Clone, Debug, Args)]

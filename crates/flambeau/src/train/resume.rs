@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use coordinator::read_job;
 use daemon::job_flags::JobFlags;
+use model::registry::Registry;
 use shared_proto::job::{Job, run_dir};
-use worker::registry::Registry;
 
 use super::outcome::next_dir;
 use super::{Options, are_same, begin};

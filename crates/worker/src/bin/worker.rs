@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use flambeau_worker::registry::Registry;
+use model::registry::Registry;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -17,7 +17,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    flambeau_worker::threads::reexecute_if_unset();
+    replica::threads::reexecute_if_unset();
     let settings = Arguments::parse().settings;
     daemon::process::main(settings.process.clone(), async |process| {
         flambeau_worker::run(settings, Registry::builtin(), process).await

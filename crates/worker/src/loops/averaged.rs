@@ -4,7 +4,7 @@ use shared_proto::blocks::VariableKind;
 
 use super::error::LoopError;
 use super::meeting::Meeting;
-use crate::variables::Variables;
+use variables::Variables;
 
 /// The averaged variables of a replica, with their values at the beginning of a step.
 pub(super) struct Averaged {

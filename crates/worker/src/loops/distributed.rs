@@ -13,8 +13,8 @@ use super::error::{HostError, LoopError};
 use super::meeting::Meeting;
 use super::optimizing::{OptimizerId, Optimizing};
 use super::replica::Replica;
-use crate::replica::panic_message;
-use crate::variables::{self, Variables, VariablesError};
+use replica::panic_message;
+use variables::{self, Variables, VariablesError};
 
 /// A model with a replica on each device of a [`Strategy`].
 pub struct Distributed<M> {
@@ -70,7 +70,7 @@ impl<M> Distributed<M> {
             .map_or(0, |replica| replica.optimizing.len());
         let mut added = Vec::new();
         for replica in &self.replicas {
-            let matching = replica.variables.matching(variables);
+            let matching = matching(&replica.variables, variables);
             let specs = matching.specs();
             if specs.is_empty() {
                 return Err(LoopError::NoVariable {
@@ -309,9 +309,7 @@ pub(super) fn names(variables: &Variables) -> Vec<String> {
         .collect()
 }
 
-impl Variables {
-    /// Returns the trained variables whose names match a pattern. They share their values with these.
-    fn matching(&self, pattern: &str) -> Self {
-        self.select(|spec| spec.kind.is_optimized() && matches_pattern(pattern, &spec.name))
-    }
+/// Returns the trained variables with names that match a pattern. They share their values with `variables`.
+fn matching(variables: &Variables, pattern: &str) -> Variables {
+    variables.select(|spec| spec.kind.is_optimized() && matches_pattern(pattern, &spec.name))
 }

@@ -8,10 +8,10 @@ use collective::CollectiveError;
 use shared_proto::job::JobError;
 use shared_proto::security::SecurityError;
 
-use crate::candle_error::plain;
-use crate::device::DeviceError;
 use crate::tf_config::TfConfigError;
-use crate::variables::VariablesError;
+use model::candle_error::plain;
+use replica::device::DeviceError;
+use variables::VariablesError;
 
 /// The error of a training loop that is distributed among replicas.
 #[derive(Debug, thiserror::Error)]

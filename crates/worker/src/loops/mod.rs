@@ -31,8 +31,8 @@ pub use self::hosts::Hosts;
 use self::meeting::Meeting;
 pub use self::optimizing::OptimizerId;
 pub use self::replica::Replica;
-use crate::device::{Choices, with_one_queue};
-use crate::variables::Variables;
+use ::replica::device::{Choices, with_one_queue};
+use variables::Variables;
 
 /// The devices among which a training loop is distributed, on one host or several.
 ///

@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use shared_proto::job::{Clip, Job, Schedule, ScheduleKind};
 
 use super::error::LoopError;
-use crate::variables::{LocalOptimizer, Trained, Variables};
+use variables::{LocalOptimizer, Trained, Variables};
 
 /// An optimizer of a [`Distributed`](super::Distributed) model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::error::Error;
 use checkpoint::CheckpointError;
 use daemon::membership::MembershipError;
 
-use crate::replica::ReplicaError;
+use replica::ReplicaError;
 
 /// The error of a strategy.
 #[derive(Debug, thiserror::Error)]

@@ -22,7 +22,7 @@ use super::mirrored::{Mirrored, mirror};
 use super::parameter_server::ParameterServer;
 use super::register::register;
 use super::waits::tell_waits;
-use crate::replica::{Computed, Positions, Prepared, Replica, Step};
+use replica::{Computed, Positions, Prepared, Replica, Step};
 
 /// A member of a ring of workers that is connected to parameter servers.
 pub struct Hybrid {

@@ -17,8 +17,8 @@ use tokio::time::{Instant, timeout};
 
 use super::error::StrategyError;
 use super::stores::Stores;
-use crate::model::Metrics;
-use crate::replica::{Computed, Positions, Prepared, Replica, Step};
+use model::Metrics;
+use replica::{Computed, Positions, Prepared, Replica, Step};
 
 /// The time between two warnings of a wait for a newer epoch.
 const WARN_EVERY: Duration = Duration::from_secs(30);

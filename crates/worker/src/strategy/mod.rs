@@ -29,7 +29,7 @@ pub use stores::{Opener, Stores};
 
 use shared_proto::job::StrategyName;
 
-use crate::replica::Replica;
+use replica::Replica;
 
 /// Joins the cluster by the strategy that the job names.
 ///

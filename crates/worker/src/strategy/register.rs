@@ -6,7 +6,7 @@ use shared_proto::ids::ViewNumber;
 use shared_proto::wire;
 
 use super::error::StrategyError;
-use crate::replica::Description;
+use replica::Description;
 
 /// The coordinator's answer to a worker that has registered its variables.
 #[derive(Clone, Debug)]

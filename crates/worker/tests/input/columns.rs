@@ -1,7 +1,7 @@
 //! Columns of tables: types, transforms, what is fitted, and what is refused.
 
-use flambeau_worker::input::{Fitted, FittedColumn, Rule, Target};
-use flambeau_worker::model::Batch;
+use model::Batch;
+use model::input::{Fitted, FittedColumn, Rule, Target};
 use shared_proto::job::{Job, TargetKind};
 
 use super::*;

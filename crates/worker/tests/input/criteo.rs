@@ -1,7 +1,7 @@
 //! Criteo's lines of clicks.
 
 use super::*;
-use flambeau_worker::model::Batch;
+use model::Batch;
 
 fn line(label: &str, number: &str, category: &str) -> String {
     let numbers = vec![number; 13].join("\t");
@@ -35,13 +35,12 @@ fn numbers_are_compressed_and_categories_hashed_by_field() {
         Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap()
     };
     let (first, last) = (read(&mut dataset.training), read(&mut dataset.evaluation));
-    let numbers = |batch: &flambeau_worker::model::Batch| {
-        batch.input_of("numbers").unwrap().to_vec2::<f32>().unwrap()
-    };
+    let numbers =
+        |batch: &model::Batch| batch.input_of("numbers").unwrap().to_vec2::<f32>().unwrap();
     assert_eq!(numbers(&first), [[0.0; 13]; 2]);
     // The last lines are held out: they are the newest.
     assert!((numbers(&last)[0][0] - 10f32.ln()).abs() < 1e-6);
-    let ids = |batch: &flambeau_worker::model::Batch| {
+    let ids = |batch: &model::Batch| {
         batch
             .input_of("categories")
             .unwrap()

@@ -1,7 +1,7 @@
 //! One table in the forms in which people have it: exact values, gaps, lists, delimiters, compression, parts without rows.
 
-use flambeau_worker::input::{Gap, Rule};
-use flambeau_worker::model::Batch;
+use model::Batch;
+use model::input::{Gap, Rule};
 use shared_proto::job::Job;
 
 use super::*;

@@ -1,8 +1,8 @@
 //! Labels that are numbers: the model learns them standardised, and what people see is in their own unit.
 
-use flambeau_worker::input::{Fitted, TableRows, Target};
-use flambeau_worker::local::{Evaluated, Trained, evaluate_trained, train};
-use flambeau_worker::predict::{Cell, predict, values, values_of_rows};
+use flambeau_worker::alone::local::{Evaluated, Trained, evaluate_trained, train};
+use flambeau_worker::alone::predict::{Cell, predict, values, values_of_rows};
+use model::input::{Fitted, TableRows, Target};
 use shared_proto::job::LabelTransform;
 
 use super::*;

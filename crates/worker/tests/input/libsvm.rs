@@ -1,9 +1,9 @@
 //! LIBSVM files: dense and sparse features, targets, and what is refused.
 
 use super::*;
-use flambeau_worker::input::Fitted;
-use flambeau_worker::model::Batch;
-use flambeau_worker::model::Feature;
+use model::Batch;
+use model::Feature;
+use model::input::Fitted;
 
 fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> {
     let folder = tempfile::tempdir().unwrap();
@@ -15,7 +15,7 @@ fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> 
     load(&data, 1).map_err(|error| error.to_string())
 }
 
-fn read(samples: &mut Box<dyn Samples>) -> flambeau_worker::model::Batch {
+fn read(samples: &mut Box<dyn Samples>) -> model::Batch {
     let all = 0..samples.count();
     Batch::of_samples(samples.read(Order::Stored, all).unwrap(), &Device::Cpu).unwrap()
 }

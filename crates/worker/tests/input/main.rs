@@ -16,15 +16,15 @@ mod npy;
 mod parquet;
 mod streams;
 
-use flambeau_worker::model::Batch;
+use model::Batch;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
-use flambeau_worker::input::{Column, Dataset, InMemory, InputError, Order, Purpose, Samples};
-use flambeau_worker::registry::Registry;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use model::input::{Column, Dataset, InMemory, InputError, Order, Purpose, Samples};
+use model::registry::Registry;
 use shared_proto::job::{Data, Job};
 use tempfile::TempDir;
 

@@ -3,8 +3,8 @@
 use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType};
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
-use flambeau_worker::input::Rule;
-use flambeau_worker::model::Batch;
+use model::Batch;
+use model::input::Rule;
 use shared_proto::job::Job;
 
 use super::*;

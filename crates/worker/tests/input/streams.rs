@@ -1,6 +1,6 @@
 //! Streamed data: the same samples as in memory, each once in a pass, in orders that repeat.
 
-use flambeau_worker::model::Batch;
+use model::Batch;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;

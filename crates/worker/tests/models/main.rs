@@ -10,16 +10,16 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use flambeau_worker::input::{Field, Signature};
-use flambeau_worker::model::{Batch, Model, ModelError, Objective, Pass, Setup, Stages};
-use flambeau_worker::registry::Registry;
-use flambeau_worker::tables::{Table, Tables};
-use flambeau_worker::variables::Variables;
+use model::input::{Field, Signature};
+use model::registry::Registry;
+use model::tables::{Table, Tables};
+use model::{Batch, Model, ModelError, Objective, Pass, Setup, Stages};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::blocks::VariableKind;
 use shared_proto::job::{self, Clip, Job};
 use shared_proto::payload::{self, Dtype, Elements};
+use variables::Variables;
 
 mod pytorch;
 mod pytorch_tables;

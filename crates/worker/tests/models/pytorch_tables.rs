@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use flambeau_worker::local;
+use flambeau_worker::alone::local;
 use shared_proto::job::Job;
 use shared_proto::table::SavedRows;
 

@@ -1,7 +1,7 @@
 //! Models of numbers and categories.
 
-use flambeau_worker::input::{Column, InMemory, Values};
-use flambeau_worker::model::Batch;
+use model::Batch;
+use model::input::{Column, InMemory, Values};
 use shared_proto::job::Clip;
 
 use super::*;

@@ -3,9 +3,7 @@
 use std::ops::Range;
 
 use async_trait::async_trait;
-use worker::replica::{
-    Held, MirrorState, OptimizerParts, ReplicaError, SlotShare, StepsMade, ValuesId,
-};
+use replica::{Held, MirrorState, OptimizerParts, ReplicaError, SlotShare, StepsMade, ValuesId};
 
 use super::{Kept, Own, PreparedStep};
 use crate::rings::values::CLOSE;

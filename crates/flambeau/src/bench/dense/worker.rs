@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::worker::replica::Description;
+use ::replica::Description;
 use ::worker::strategy::register;
 use daemon::membership::{Coordinator, Membership};
 use ps_client::{MapSource, PushTicket, Shards, WeightsTicket};

@@ -7,16 +7,16 @@ use async_trait::async_trait;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, bail};
 use candle_nn::VarBuilder;
 use clap::ValueEnum;
+use model::tables::{Embeddings, Table};
+use model::{Batch, Model, Pass, Setup};
 use parking_lot::Mutex;
-use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
-use worker::model::{Batch, Model, Pass, Setup};
-use worker::replica::{
+use replica::{
     Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, ReplicaError,
     Step,
 };
-use worker::tables::{Embeddings, Table};
-use worker::variables::Part;
+use shared_proto::payload::Elements;
+use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
+use variables::Part;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use candle_core::Device;
 use collective::Exchange;
 use daemon::membership::{Coordinator, Membership};
+use model::registry::Registry;
+use replica::{ModelReplica, Positions, Prepared, Replica, Step};
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::network::SystemNetwork;
@@ -15,8 +17,6 @@ use shared_proto::security::Security;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::hash;
 use shared_proto::task;
-use worker::registry::Registry;
-use worker::replica::{ModelReplica, Positions, Prepared, Replica, Step};
 use worker::strategy::{Joining, ParameterServer, Stores, Strategy};
 
 use super::super::{failed, registration};

@@ -6,7 +6,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::*;
-use crate::replica::panic_message;
+use ::replica::panic_message;
 use shared_proto::task;
 
 /// Returns addresses of ports that are free. Each call has a loopback address of its own, so that no other test takes the ports before

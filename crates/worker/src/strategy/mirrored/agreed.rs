@@ -7,8 +7,8 @@ use std::time::Duration;
 use collective::Rank;
 
 use super::open_step::OpenStep;
-use crate::replica::Wait;
-use crate::variables::BucketPlan;
+use replica::Wait;
+use variables::BucketPlan;
 
 /// The state of a ring's buckets and devices, the same on all members, and what this member knows of the present step.
 #[derive(Default)]

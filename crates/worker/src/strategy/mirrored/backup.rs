@@ -24,8 +24,8 @@ use super::gradient::{self, SampleCounts, Total};
 use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
 use super::{Mirrored, mirror};
-use crate::replica::{Computed, Description, Positions, Replica, ReplicaError, Step, StepsMade};
 use crate::strategy::StrategyError;
+use replica::{Computed, Description, Positions, Replica, ReplicaError, Step, StepsMade};
 
 /// The most steps that a member misses during one pass. After that the others wait for it.
 const MOST_MISSED: usize = 8;

@@ -18,12 +18,12 @@ use shared_proto::step::Gradients;
 use super::gradient::{self, counts, take_counts};
 use super::ring::{Lost, Ring};
 use super::{Mirrored, mirror};
-use crate::replica::{
+use crate::strategy::StrategyError;
+use replica::{
     Computed, Description, Filled, Filling, InBuckets, Mirror, Positions, Replica, ReplicaError,
     Step, filling,
 };
-use crate::strategy::StrategyError;
-use crate::variables::{BucketPlan, BucketedGradients};
+use variables::{BucketPlan, BucketedGradients};
 
 /// The smallest and the largest size of buckets by default, in elements: 512 KiB and 25 MiB.
 const USUAL: RangeInclusive<usize> = 1 << 17..=25 << 18;

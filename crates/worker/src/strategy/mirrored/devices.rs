@@ -18,8 +18,8 @@ use tokio::time::sleep;
 use super::Mirrored;
 use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
-use crate::replica::{DeviceGroup, DeviceSteps, GroupError, Mirror, ReplicaError, StepsMade};
 use crate::strategy::StrategyError;
+use replica::{DeviceGroup, DeviceSteps, GroupError, Mirror, ReplicaError, StepsMade};
 
 /// The number of leases within which a member learns that another one is lost.
 const LEARNS_WITHIN: u32 = 2;

@@ -5,7 +5,7 @@ use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 use shared_proto::step::Gradients;
 
-use crate::replica::{Description, Replica};
+use replica::{Description, Replica};
 
 /// The largest number of samples that is exact in the vector. A larger one is carried as a sum of two.
 const EXACT: u64 = 1 << 24;

@@ -55,7 +55,7 @@ use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::register;
 use super::waits::{Waits, tell_waits};
-use crate::replica::{
+use replica::{
     Computed, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica, ReplicaError, Step,
     StepsMade,
 };

@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use super::agreed::Agreed;
 use super::gradient::{self, COUNTS, Total};
 use super::{LOOK, Mirrored};
-use crate::replica::{GroupError, Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
+use replica::{GroupError, Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 
 /// A ring that this worker is in.
 pub(super) struct Ring {

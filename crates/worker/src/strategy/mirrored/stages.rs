@@ -14,10 +14,10 @@ use super::Mirrored;
 use super::agreed::StageWaits;
 use super::gradient::SampleCounts;
 use super::ring::{Lost, Ring};
-use crate::replica::{
+use crate::strategy::StrategyError;
+use replica::{
     Carried, Carrier, Computed, Ends, Mirror, Neighbours, Positions, ReplicaError, StageSteps, Step,
 };
-use crate::strategy::StrategyError;
 
 impl Mirrored {
     /// Returns the samples behind this member's gradients. The first member of a stage group counts those of the group.

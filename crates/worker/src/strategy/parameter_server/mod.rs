@@ -20,10 +20,10 @@ use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::{Registered, register};
 use super::waits::{Waits, tell_waits};
-use crate::replica::{
+use replica::{
     Computed, Computing, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
 };
-use crate::variables::Part;
+use variables::Part;
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
 /// of this one, on the same streams. With `strategy.pipeline = 1` it requests them when this step's computation begins: then

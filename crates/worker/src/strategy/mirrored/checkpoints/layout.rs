@@ -8,7 +8,7 @@ use shared_proto::ids::Version;
 use shared_proto::job::Job;
 use shared_proto::payload;
 
-use crate::replica::MirrorState;
+use replica::MirrorState;
 
 /// The variables of a model, cut into blocks.
 #[derive(Clone, Debug)]

@@ -24,8 +24,8 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::layout::Layout;
-use crate::replica::{Description, MirrorState};
 use crate::strategy::{Joining, Stores, StrategyError};
+use replica::{Description, MirrorState};
 
 /// The pause before a store that does not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(2);

@@ -18,8 +18,8 @@ use shared_proto::planted;
 use self::plan::{Cut, Move, NUMBERS, Plan, Which, of_numbers, plan, to_numbers};
 use super::gradient::{self, COUNTS};
 use super::ring::{Lost, Ring};
-use crate::replica::{Description, Mirror, MirrorState, SlotShare, StepsMade, ValuesId};
-use crate::variables::Places;
+use replica::{Description, Mirror, MirrorState, SlotShare, StepsMade, ValuesId};
+use variables::Places;
 
 /// The shares of a model's optimizer state.
 pub(super) struct Shares {
@@ -226,8 +226,7 @@ impl Ring {
         let ranges = wanted(self.rank());
         let mut slots = match plan {
             Plan::Initial if writes => {
-                let held = shares.places.parts(&ranges);
-                vec![shares.places.slots(&held, &all)]
+                vec![shares.places.initial_slots(&ranges, &all)]
             }
             Plan::Initial => Vec::new(),
             Plan::Moves(of, moves) => self.move_slots(shares, of, &moves, &ranges, mirror).await?,

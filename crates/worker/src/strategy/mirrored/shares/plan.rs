@@ -7,7 +7,7 @@ use collective::{Rank, kept_segments, segment};
 use shared_proto::ids::{Clock, Epoch};
 use shared_proto::planted;
 
-use crate::replica::{Held, SlotShare, ValuesId};
+use replica::{Held, SlotShare, ValuesId};
 
 /// The cut of a model's elements into the segments of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

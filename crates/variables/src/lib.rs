@@ -1,0 +1,36 @@
+//! A model's variables, and the only place where bytes meet candle's memory.
+//!
+//! - `set`: the variables by number, their values and how they are overwritten
+//! - `initial`: initial values from a seed
+//! - `gradients`: the gradients of a step; `buckets`: the vectors in which they leave
+//! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has; `update`: in candle's memory;
+//!   `on_device`: all of it in the memory of a GPU
+//! - `files`: safetensors files
+//! - `pretrained`: initial values from files of other models and programs
+//! - `memory`: candle's memory, read and written; `gpu_copies`: that of a GPU
+
+mod buckets;
+mod error;
+mod files;
+#[cfg(feature = "cuda")]
+mod gpu_copies;
+mod gradients;
+mod initial;
+mod memory;
+mod on_device;
+mod optimizer;
+mod pretrained;
+mod set;
+mod slots;
+mod update;
+
+pub use buckets::{BucketPlan, BucketedGradients};
+pub use error::VariablesError;
+pub use files::{digest_of, read};
+pub use gradients::Measured;
+pub use gradients::{Trained, mean_gradients, sum_of_squares, sum_of_squares_times};
+pub use memory::with_elements;
+pub use on_device::{DeviceGradients, UpdateGroups};
+pub use optimizer::{HeldSlots, LocalOptimizer};
+pub use set::{Part, Variables};
+pub use slots::Places;
