@@ -7,6 +7,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map(|f| format!("flambeau/v1/{f}.proto"));
     let descriptors = protox::compile(files, [&root])?;
     tonic_prost_build::configure()
+        // Connections are made by the crate `network`.
+        .build_transport(false)
         .bytes(".")
         .compile_fds(descriptors)?;
     Ok(())

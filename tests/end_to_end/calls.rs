@@ -94,7 +94,7 @@ async fn long_strings_are_refused_or_cut() {
     let mut coordinator = worker.coordinator.clone();
     let long = "x".repeat(3 << 20);
     let registered = coordinator.register(wire::RegisterRequest {
-        protocol_version: shared_proto::transport::PROTOCOL_VERSION,
+        protocol_version: shared_proto::protocol::PROTOCOL_VERSION,
         role: wire::Role::Worker.into(),
         identity: long.clone(),
         ..wire::RegisterRequest::default()
@@ -142,7 +142,7 @@ async fn addresses_that_lead_nowhere_are_refused() {
         (wire::Role::Worker, "", "host:0"),
     ] {
         let registered = coordinator.register(wire::RegisterRequest {
-            protocol_version: shared_proto::transport::PROTOCOL_VERSION,
+            protocol_version: shared_proto::protocol::PROTOCOL_VERSION,
             role: role.into(),
             identity: "y".to_owned(),
             address: address.to_owned(),

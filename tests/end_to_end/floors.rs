@@ -3,23 +3,25 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 21] = [
+const FLOORS: [(&str, &[&str]); 22] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
+    ("network", &["shared-proto"]),
     ("checkpoint", &["shared-proto", "storage"]),
-    ("daemon", &["shared-proto"]),
+    ("daemon", &["shared-proto", "network"]),
     ("optimizer", &["shared-proto"]),
     ("table", &["shared-proto", "optimizer"]),
     ("data", &["shared-proto", "storage"]),
     ("arrow", &["data", "shared-proto"]),
     ("nn", &[]),
     ("gpu", &[]),
-    ("ps-client", &["shared-proto", "fuzz-input"]),
+    ("ps-client", &["shared-proto", "fuzz-input", "network"]),
     (
         "ps-server",
         &[
             "shared-proto",
+            "network",
             "fuzz-input",
             "checkpoint",
             "daemon",
@@ -30,9 +32,16 @@ const FLOORS: [(&str, &[&str]); 21] = [
     ("cluster", &["shared-proto", "fuzz-input", "checkpoint"]),
     (
         "coordinator",
-        &["shared-proto", "storage", "checkpoint", "daemon", "cluster"],
+        &[
+            "shared-proto",
+            "network",
+            "storage",
+            "checkpoint",
+            "daemon",
+            "cluster",
+        ],
     ),
-    ("collective", &["shared-proto"]),
+    ("collective", &["shared-proto", "network"]),
     ("model", &["shared-proto", "data", "nn", "table"]),
     (
         "variables",
@@ -55,6 +64,7 @@ const FLOORS: [(&str, &[&str]); 21] = [
         "worker",
         &[
             "shared-proto",
+            "network",
             "collective",
             "optimizer",
             "storage",
@@ -73,6 +83,7 @@ const FLOORS: [(&str, &[&str]); 21] = [
         "flambeau",
         &[
             "shared-proto",
+            "network",
             "collective",
             "checkpoint",
             "daemon",

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use network::security::Security;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::Role;
 use shared_proto::payload;
 use shared_proto::refusal::Reason;
-use shared_proto::security::Security;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use shared_proto::wire::parameter_server_client::ParameterServerClient;

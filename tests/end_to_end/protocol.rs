@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use shared_proto::blocks::{ShardMap, VariableKind};
 use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::protocol::MAX_MESSAGE_BYTES;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use shared_proto::wire::server_message::Kind as Answer;

@@ -5,8 +5,8 @@ use std::process::Output;
 use std::time::Duration;
 
 use flambeau::Lookup;
+use network::security::{Security, SecurityFiles};
 use shared_proto::ids::Role;
-use shared_proto::security::{Security, SecurityFiles};
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use shared_proto::wire::parameter_server_client::ParameterServerClient;

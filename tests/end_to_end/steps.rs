@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use daemon::membership::{Coordinator, Membership, Registration};
+use network::security::Security;
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Role};
-use shared_proto::security::Security;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use shared_proto::wire::lease_work_reply::Work;

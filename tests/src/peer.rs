@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use network::security::Security;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::Role;
 use shared_proto::payload;
+use shared_proto::protocol;
 use shared_proto::refusal::Reason;
-use shared_proto::security::Security;
-use shared_proto::transport;
 use shared_proto::wire::client_message::Kind as Outgoing;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use shared_proto::wire::parameter_server_client::ParameterServerClient;
@@ -69,7 +69,7 @@ impl Peer {
         let mut coordinator = CoordinatorClient::new(channel);
         let reply = coordinator
             .register(wire::RegisterRequest {
-                protocol_version: transport::PROTOCOL_VERSION,
+                protocol_version: protocol::PROTOCOL_VERSION,
                 role: role.into(),
                 identity: identity.to_owned(),
                 address: match role {
@@ -164,7 +164,7 @@ impl Peer {
     /// Returns the first message of a session.
     pub fn hello(&self) -> wire::Hello {
         wire::Hello {
-            protocol_version: transport::PROTOCOL_VERSION,
+            protocol_version: protocol::PROTOCOL_VERSION,
             origin: Some(self.origin.clone()),
             view: self.view,
         }

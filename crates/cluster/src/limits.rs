@@ -1,8 +1,8 @@
 //! Limits of the names in calls, which the coordinator stores and shows.
 
 use shared_proto::ids::Role;
+use shared_proto::protocol;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::transport;
 use shared_proto::wire;
 
 use crate::DIGEST_BYTES;
@@ -47,7 +47,7 @@ pub fn check_addresses(role: Role, request: &wire::RegisterRequest) -> Result<()
         ("metrics_address", &request.metrics_address, false),
     ] {
         let absent = address.is_empty() && !needed;
-        if !absent && !transport::is_address(address) {
+        if !absent && !protocol::is_address(address) {
             return Err(Refusal::new(
                 Reason::Malformed,
                 format!(

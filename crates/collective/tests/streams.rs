@@ -14,17 +14,18 @@ use flambeau_collective::{
     StreamLinks, take_links,
 };
 use futures_util::future::{join_all, try_join_all};
+use network::connections::{Connections, Limits, Port};
+use network::listener::Listener;
+use network::security::Security;
+use network::stream::{self, BodyKind};
+use network::transport::Listen;
+use network::{Network, SystemNetwork};
 use rustix::fs::statvfs;
-use shared_proto::connections::{Connections, Limits, Port};
 use shared_proto::ids::{
     Clock, Epoch, Generation, Origin, Role, RunNumber, Sequence, Task, TaskId,
 };
-use shared_proto::listener::Listener;
-use shared_proto::network::{Network, SystemNetwork};
 use shared_proto::payload::Dtype;
-use shared_proto::security::Security;
-use shared_proto::stream::{self, BodyKind};
-use shared_proto::transport::{Listen, PROTOCOL_VERSION};
+use shared_proto::protocol::PROTOCOL_VERSION;
 use shared_proto::wire::{self, link_message::Kind};
 use tempfile::{NamedTempFile, TempDir};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};

@@ -1,8 +1,8 @@
 //! The limits on open files and connections of this process.
 
+use network::connections::Limits;
+use network::transport::Listen;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use shared_proto::connections::Limits;
-use shared_proto::transport::Listen;
 
 use crate::http;
 

@@ -17,8 +17,8 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use shared_proto::connections::{Accepted, AcceptedStream, Connections, Limits, Port};
-use shared_proto::security::Security;
+use network::connections::{Accepted, AcceptedStream, Connections, Limits, Port};
+use network::security::Security;
 use shared_proto::task::{self, boxed};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -163,7 +163,7 @@ pub async fn serve(
     Ok(address)
 }
 
-/// Serves pages to browsers until `shutdown`, over TLS if the process listens encrypted. A request has its [`Caller`](shared_proto::connections::Caller)
+/// Serves pages to browsers until `shutdown`, over TLS if the process listens encrypted. A request has its [`Caller`](network::connections::Caller)
 /// as an extension, so that the application can check the token.
 #[boxed]
 pub async fn serve_pages(

@@ -27,9 +27,9 @@ pub use offload::{Offload, lower_priority};
 
 use std::net::SocketAddr;
 
+use network::transport::Listen;
 use serde::{Deserialize, Serialize};
 use settings::LogFormat;
-use shared_proto::transport::Listen;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 

@@ -8,10 +8,10 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
+use network::security::Security;
+use network::transport::Listen;
 use shared_proto::ids::RunNumber;
-use shared_proto::security::Security;
 use shared_proto::task::{self, block_on, boxed};
-use shared_proto::transport::Listen;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;

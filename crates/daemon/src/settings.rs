@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use shared_proto::connections::Limits;
-use shared_proto::security::{Security, SecurityError, SecurityFiles};
-use shared_proto::transport::{Listen, socket_address};
+use network::connections::Limits;
+use network::security::{Security, SecurityError, SecurityFiles};
+use network::transport::{Listen, socket_address};
 
 use crate::descriptors;
 

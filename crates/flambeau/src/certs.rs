@@ -10,9 +10,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use network::security::{SecurityFiles, name_of};
 use rcgen::{Issuer, KeyPair};
 use shared_proto::ids::Role;
-use shared_proto::security::{SecurityFiles, name_of};
 
 use self::authority::{Authority, has_signed, new_authority, signed};
 use self::folder::{Folder, PUBLIC, SECRET};

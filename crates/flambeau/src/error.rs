@@ -6,11 +6,11 @@ use checkpoint::CheckpointError;
 use coordinator::CoordinatorError;
 use daemon::membership::MembershipError;
 use model::input::InputError;
+use network::security::SecurityError;
 use ps_client::lookup::LookupError;
 use replica::ReplicaError;
 use replica::device::DeviceError;
 use shared_proto::job::JobError;
-use shared_proto::security::SecurityError;
 use worker::alone::finder::RangeError;
 
 /// The error of a command, or of a training that a program has begun.

@@ -149,14 +149,14 @@ pub use model::{
     forward_blocks,
 };
 #[doc(inline)]
+pub use network::security::{Security, SecurityFiles};
+#[doc(inline)]
 pub use nn;
 #[doc(inline)]
 pub use ps_client::lookup::{FoundRows, Lookup, LookupError};
 pub use scorer::{Scorer, Scoring};
 #[doc(inline)]
 pub use shared_proto::job::Job;
-#[doc(inline)]
-pub use shared_proto::security::{Security, SecurityFiles};
 #[doc(inline)]
 pub use shared_proto::step::Want;
 #[doc(inline)]

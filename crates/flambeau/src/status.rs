@@ -13,8 +13,8 @@ use comfy_table::{Table, presets};
 use daemon::membership::{Coordinator, MembershipError};
 use daemon::settings::SecuritySettings;
 use daemon::status::{failure, json, phase, task_name, task_of, waits};
+use network::security::Security;
 use shared_proto::ids::{Generation, names};
-use shared_proto::security::Security;
 use shared_proto::wire;
 
 use crate::command::block_on;

@@ -3,9 +3,9 @@
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::ids::Clock;
 use shared_proto::payload::Elements;
+use shared_proto::protocol::MAX_MESSAGE_BYTES;
 use shared_proto::step::{Gradients, RowGradients};
 use shared_proto::table::hash::bucket;
-use shared_proto::transport::MAX_MESSAGE_BYTES;
 
 use crate::error::ClientError;
 use crate::shards::Shards;

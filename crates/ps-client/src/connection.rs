@@ -1,12 +1,13 @@
 //! A stream to a shard's server: its opening, its greeting and its ends.
 
+use network::security::chain_of;
+use network::stream::{self, Encoded, Incoming, Sender};
+use network::transport::CALL_TIMEOUT;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::Epoch;
 use shared_proto::ids::Role;
+use shared_proto::protocol::PROTOCOL_VERSION;
 use shared_proto::refusal::Reason;
-use shared_proto::security::chain_of;
-use shared_proto::stream::{self, Encoded, Incoming, Sender};
-use shared_proto::transport::{CALL_TIMEOUT, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use shared_proto::wire::server_message::Kind as ServerKind;

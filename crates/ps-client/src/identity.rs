@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use network::Network;
 use shared_proto::ids::{RunNumber, Task, ViewNumber};
-use shared_proto::network::Network;
 use shared_proto::payload::Dtype;
 use tokio::sync::mpsc;
 
@@ -37,8 +37,8 @@ pub struct Identity {
 impl Identity {
     /// Returns the identity of worker 0 of the job `j`, for tests without a cluster.
     pub(crate) fn of_a_test(wire: Dtype, losses: mpsc::Sender<Loss>) -> Self {
+        use network::SystemNetwork;
         use shared_proto::ids::{Generation, TaskId};
-        use shared_proto::network::SystemNetwork;
         let id = TaskId::worker(0);
         Self {
             job: "j".to_owned(),

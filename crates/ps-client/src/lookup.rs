@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
+use network::security::{Credentials, Security};
 use shared_proto::ids::Role;
-use shared_proto::security::{Credentials, Security};
+use shared_proto::protocol::MAX_MESSAGE_BYTES;
 use shared_proto::table::hash::bucket;
 use shared_proto::table::{ids_to_bytes, most_looked_up};
 use shared_proto::task::boxed;
-use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::wire;
 use shared_proto::wire::lookup_client::LookupClient;
 use tokio::time::{Instant, sleep, timeout, timeout_at};

@@ -1,7 +1,7 @@
 //! The grouping of variables' blocks into messages: as many blocks of a shard as fit into one.
 
 use shared_proto::blocks::{BlockId, ShardMap};
-use shared_proto::transport::MESSAGE_PAYLOAD_BYTES;
+use shared_proto::protocol::MESSAGE_PAYLOAD_BYTES;
 
 /// The blocks of each message, shard by shard. Small variables share a message, a full block has
 /// one of its own.

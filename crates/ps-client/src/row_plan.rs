@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::protocol::MESSAGE_PAYLOAD_BYTES;
 use shared_proto::step::WantedRows;
 use shared_proto::table::hash::bucket;
-use shared_proto::transport::MESSAGE_PAYLOAD_BYTES;
 
 /// The bytes of a bucket's part of a message beside its ids and values.
 const PART_BYTES: usize = 48;

@@ -9,9 +9,9 @@ mod reconcile;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use network::stream::Sender;
 use parking_lot::Mutex;
 use shared_proto::ids::{Epoch, Task};
-use shared_proto::stream::Sender;
 use shared_proto::task;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};

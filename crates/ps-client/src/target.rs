@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use network::Network;
 use shared_proto::ids::{Origin, ViewNumber};
-use shared_proto::network::Network;
 use tokio::sync::mpsc;
 
 use crate::losses::Loss;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
-use shared_proto::connections::AcceptedStream;
-use shared_proto::security::Security;
+use network::connections::AcceptedStream;
+use network::security::Security;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::PsError;

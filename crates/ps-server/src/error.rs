@@ -2,10 +2,10 @@
 
 use checkpoint::CheckpointError;
 use daemon::membership::MembershipError;
+use network::security::SecurityError;
+use network::transport::Listen;
 use shared_proto::ids::Task;
 use shared_proto::refusal::Refusal;
-use shared_proto::security::SecurityError;
-use shared_proto::transport::Listen;
 
 /// An error that ends a parameter server.
 #[derive(Debug, thiserror::Error)]

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use fuzz_input::events;
 use http_body::Frame;
 use http_body_util::StreamBody;
-use shared_proto::stream::Incoming;
+use network::stream::Incoming;
 use shared_proto::wire::ClientMessage;
 use tonic::body::Body;
 

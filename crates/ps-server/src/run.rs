@@ -8,11 +8,11 @@ use daemon::Offload;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::{After, Again, Onward, Process};
 use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
-use shared_proto::connections::{Connections, Port};
+use network::connections::{Connections, Port};
+use network::listener::Listener;
+use network::transport::Listen;
 use shared_proto::ids::{Role, RunNumber};
-use shared_proto::listener::Listener;
 use shared_proto::task::{self, boxed};
-use shared_proto::transport::Listen;
 
 use crate::error::PsError;
 use crate::lookup::{Listening, LookupSettings, LookupThread};

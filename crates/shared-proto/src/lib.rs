@@ -1,6 +1,7 @@
 //! The protocol and the types that all roles of Flambeau share: the lowest floor.
 //!
 //! - [`wire`]: messages and services made from `proto/`, as generated
+//! - [`protocol`]: its version, sizes of messages, addresses
 //! - [`ids`]: tasks, clocks, versions
 //! - [`blocks`]: the blocks of variables, and the shard map
 //! - [`payload`]: tensors as bytes; [`values`]: those of a block, or rows
@@ -16,36 +17,25 @@
 //! - [`refusal`]: refusals of messages and their reasons
 //! - [`receipt`]: proofs that a shard holds a worker's gradient
 //! - [`view`]: the coordinator's decisions
-//! - [`connections`]: limits on the connections of a port; [`listener`]: a port or a socket file
-//! - [`security`]: certificates and the job's token
-//! - [`stream`]: messages on an HTTP/2 body, without copies of their payloads
-//! - [`transport`]: addresses, and the gRPC settings of both ends
-//! - [`network`]: the networks by which peers are reached
 
 pub mod blocks;
-pub mod connections;
 mod corrected_steps;
 pub mod hash;
 pub mod ids;
 pub mod job;
 pub mod kernel;
 mod kind;
-pub mod listener;
-pub mod network;
 pub mod number;
 pub mod payload;
 pub mod planted;
+pub mod protocol;
 pub mod quiet;
 pub mod receipt;
 pub mod refusal;
-pub mod security;
-pub mod socket_file;
 pub mod staleness;
 pub mod step;
-pub mod stream;
 pub mod table;
 pub mod task;
-pub mod transport;
 pub mod values;
 pub mod view;
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use daemon::membership::MembershipError;
+use network::transport::Listen;
 use shared_proto::job::JobError;
-use shared_proto::transport::Listen;
 
 use crate::strategy::StrategyError;
 use replica::ReplicaError;

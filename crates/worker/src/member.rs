@@ -8,9 +8,9 @@ use std::time::Duration;
 use collective::Exchange;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::{After, Again, Onward};
+use network::Network;
 use shared_proto::ids::{Clock, RunNumber};
 use shared_proto::job::Job;
-use shared_proto::network::Network;
 use tokio_util::sync::CancellationToken;
 
 use crate::counters::Counters;

@@ -10,13 +10,13 @@ use collective::{Exchange, LinkService, SHARED_MEMORY, take_links};
 use daemon::membership::{Coordinator, Membership, Registration};
 use daemon::process::{After, Process};
 use daemon::settings::{ConnectionSettings, LocationSettings, MemberSettings, ProcessSettings};
-use shared_proto::connections::{Connections, Port};
+use network::SystemNetwork;
+use network::connections::{Connections, Port};
+use network::listener::Listener;
+use network::transport::Listen;
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
-use shared_proto::listener::Listener;
-use shared_proto::network::SystemNetwork;
 use shared_proto::task::{self, boxed};
-use shared_proto::transport::Listen;
 use storage::{AllowedLocations, StorageError, without_user};
 use tokio_util::sync::CancellationToken;
 

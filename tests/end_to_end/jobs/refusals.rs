@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use daemon::membership::{Coordinator, MembershipError};
-use shared_proto::security::Security;
+use network::security::Security;
 use shared_proto::wire::SubmitJobRequest;
 use tests::Cluster;
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use network::Network;
+use network::security::chain_of;
+use network::stream::{self, BodyKind, Encoded, Incoming};
 use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch, Origin, Role, Sequence};
-use shared_proto::network::Network;
+use shared_proto::protocol::PROTOCOL_VERSION;
 use shared_proto::refusal::Refusal;
-use shared_proto::security::chain_of;
-use shared_proto::stream::{self, BodyKind, Encoded, Incoming};
-use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire::{self, link_message::Kind};
 use tonic::Status;
 

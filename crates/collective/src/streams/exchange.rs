@@ -5,10 +5,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use network::stream::{Incoming, Sender};
 use shared_proto::ids::{Epoch, RunNumber, Task};
+use shared_proto::protocol::PROTOCOL_VERSION;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::stream::{Incoming, Sender};
-use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire;
 use tokio::sync::Notify;
 use tonic::Status;

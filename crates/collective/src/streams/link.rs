@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
+use network::stream::{Incoming, Sender};
 use parking_lot::Mutex;
-use shared_proto::stream::{Incoming, Sender};
 use shared_proto::wire::{self, link_message::Kind};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;

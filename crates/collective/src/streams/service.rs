@@ -1,5 +1,5 @@
 //! The gRPC service that takes links from other processes. It is written by hand, because generated services copy each
-//! message once more (see `shared_proto::stream`).
+//! message once more (see `network::stream`).
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -9,13 +9,13 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::unfold;
 use http::{Request, Response};
-use shared_proto::connections::{AcceptedStream, Caller, Connections};
+use network::connections::{AcceptedStream, Caller, Connections};
+use network::listener::{self, Listener};
+use network::security::{Security, crowded};
+use network::stream::{self, BodyKind, Bounds, Incoming, Sender};
+use network::transport;
 use shared_proto::ids::Role;
-use shared_proto::listener::{self, Listener};
-use shared_proto::security::{Security, crowded};
-use shared_proto::stream::{self, BodyKind, Bounds, Incoming, Sender};
 use shared_proto::task::{self, boxed};
-use shared_proto::transport;
 use shared_proto::wire::{self, link_message::Kind};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;

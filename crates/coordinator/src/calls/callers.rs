@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use shared_proto::connections::Caller;
-use shared_proto::security::crowded;
+use network::connections::Caller;
+use network::security::crowded;
 use tonic::body::Body;
 use tonic::codegen;
 use tonic::{Code, Status};

@@ -6,11 +6,11 @@ use std::time::Instant;
 use cluster::Cluster;
 use cluster::messages::not_for;
 use metrics::counter;
+use network::security::Security;
 use shared_proto::ids::Origin;
 use shared_proto::planted;
 use shared_proto::quiet::Quiet;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::security::Security;
 use tonic::Status;
 
 use super::origin::CallOrigin;

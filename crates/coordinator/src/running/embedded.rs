@@ -5,11 +5,11 @@ use std::path::Path;
 use checkpoint::Store;
 use cluster::{Summary, Turn};
 use daemon::Offload;
+use network::connections::AcceptedStream;
+use network::security::Security;
 use serde_json::Value;
-use shared_proto::connections::AcceptedStream;
 use shared_proto::job::Job;
 use shared_proto::receipt::ReceiptKey;
-use shared_proto::security::Security;
 use shared_proto::task;
 use tokio::sync::mpsc;
 

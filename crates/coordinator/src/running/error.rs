@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use checkpoint::CheckpointError;
+use network::security::SecurityError;
 use shared_proto::job::JobError;
-use shared_proto::security::SecurityError;
 
 use crate::keeping::log::StateError;
 

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use daemon::process::Process;
-use shared_proto::connections::{Connections, Port};
+use network::connections::{Connections, Port};
+use network::transport::Listen;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::task;
-use shared_proto::transport::Listen;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

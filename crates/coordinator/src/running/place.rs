@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use daemon::clusters::{self, Registered, RunningCluster};
-use shared_proto::security::Security;
+use network::security::Security;
 use tokio::net::TcpListener;
 
 use super::error::CoordinatorError;

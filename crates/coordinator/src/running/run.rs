@@ -8,11 +8,11 @@ use cluster::Turn;
 use daemon::Offload;
 use daemon::process::Process;
 use daemon::settings::AfterJob;
-use shared_proto::connections::{AcceptedStream, Connections, Port};
+use network::connections::{AcceptedStream, Connections, Port};
+use network::transport::Listen;
 use shared_proto::job::run_dir;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::task::{self, boxed};
-use shared_proto::transport::Listen;
 use tokio::net::TcpListener;
 
 use super::begin::{Restore, Resume, Wish, begin, here, open_store};

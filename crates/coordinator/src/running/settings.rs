@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use daemon::job_flags::JobFlags;
 use daemon::settings::{AfterJob, ConnectionSettings, LocationSettings, ProcessSettings};
+use network::transport::socket_address;
 use shared_proto::job::Job;
-use shared_proto::transport::socket_address;
 use storage::AllowedLocations;
 
 use super::error::CoordinatorError;

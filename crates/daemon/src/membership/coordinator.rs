@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use network::security::{Credentials, Mismatch, Security, certificate_error, chain_of};
+use network::transport::CALL_TIMEOUT;
+use network::{Network, SystemNetwork};
 use shared_proto::ids::Role;
-use shared_proto::network::{Network, SystemNetwork};
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::security::{Credentials, Mismatch, Security, certificate_error, chain_of};
 use shared_proto::task::boxed;
-use shared_proto::transport::CALL_TIMEOUT;
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::sync::Notify;

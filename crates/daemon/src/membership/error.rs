@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use network::security::Mismatch;
 use shared_proto::job::JobError;
-use shared_proto::security::Mismatch;
 
 /// An error between a process and its coordinator. The variants differ in what the process does next.
 #[derive(Debug, thiserror::Error)]

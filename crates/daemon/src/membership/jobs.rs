@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use network::transport::CALL_TIMEOUT;
 use shared_proto::ids::RunNumber;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::task::boxed;
-use shared_proto::transport::CALL_TIMEOUT;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 use tonic::Status;

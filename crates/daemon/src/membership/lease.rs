@@ -152,9 +152,9 @@ pub(super) async fn heartbeats(
 
 #[cfg(test)]
 mod tests {
+    use network::security::Security;
     use shared_proto::ids::{Generation, RunNumber, Task, TaskId};
     use shared_proto::job::Job;
-    use shared_proto::security::Security;
 
     use super::*;
 

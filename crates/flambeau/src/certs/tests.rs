@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use super::*;
-use shared_proto::security::Security;
+use network::security::Security;
 
 const NOTHING: [String; 0] = [];
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use model::registry::Registry;
-use shared_proto::security::SecurityFiles;
+use network::security::SecurityFiles;
 
 use super::start::shared_threads;
 use super::thread::RoleThread;

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use daemon::{Ready, clusters};
 use model::registry::Registry;
+use network::security::Security;
+use network::transport::Listen;
 use ps_server::RowSettings;
 use replica::threads;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::job::{Job, run_dir};
-use shared_proto::security::Security;
-use shared_proto::transport::Listen;
 use tempfile::TempDir;
 use tokio::time::timeout;
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use coordinator::Summary;
 use daemon::membership::{Coordinator, MembershipError};
 use model::registry::Registry;
+use network::security::{Security, SecurityFiles};
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, run_dir};
-use shared_proto::security::{Security, SecurityFiles};
 use shared_proto::wire::{JobState, QueuedJob, Status, SubmitJobReply, SubmitJobRequest};
 use tempfile::TempDir;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use comfy_table::{Table, presets};
 use daemon::clusters::{self, RunningCluster};
 use daemon::membership::Coordinator;
+use network::security::Security;
 use serde_json::{Value, json};
-use shared_proto::security::Security;
 use shared_proto::wire;
 
 use super::{fetch, harmless, phase};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use daemon::membership::Coordinator;
 use daemon::settings::SecuritySettings;
+use network::security::Security;
 use ps_client::lookup::Lookup;
-use shared_proto::security::Security;
 
 use crate::error::CommandError;
 use crate::status;

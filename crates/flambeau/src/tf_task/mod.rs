@@ -13,9 +13,9 @@ use daemon::job_flags::JobFlags;
 use daemon::process::{self, Failure, Process};
 use daemon::settings::{MemberSettings, ProcessSettings};
 use model::registry::Registry;
+use network::transport::Listen;
 use replica::device::Choices;
 use shared_proto::job::StrategyName;
-use shared_proto::transport::Listen;
 use worker::tf_config::{Part, TfConfig};
 
 #[derive(Clone, Debug, Args)]

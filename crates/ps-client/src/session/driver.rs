@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use metrics::counter;
+use network::stream::{Incoming, Sender};
 use parking_lot::Mutex;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Epoch, Task};
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::stream::{Incoming, Sender};
 use shared_proto::task;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;

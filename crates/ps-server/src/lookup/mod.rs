@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use http::Response;
-use shared_proto::connections::{AcceptedStream, Caller, Connections, Limits, Port};
-use shared_proto::listener;
-use shared_proto::security::Security;
+use network::connections::{AcceptedStream, Caller, Connections, Limits, Port};
+use network::listener;
+use network::security::Security;
+use network::transport;
 use shared_proto::task::block_on;
-use shared_proto::transport;
 use shared_proto::wire::lookup_server::LookupServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::{Counter, Histogram, counter, histogram};
+use network::security::Security;
 use shared_proto::blocks::{BlockId, PlacedTable};
 use shared_proto::payload;
-use shared_proto::security::Security;
 use shared_proto::table::hash::{bucket_of_hash, hash};
 use shared_proto::table::{ids_of_bytes, most_looked_up};
 use shared_proto::wire;

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use network::connections::Caller;
+use network::security::crowded;
+use network::stream::Bounds;
 use parking_lot::Mutex;
-use shared_proto::connections::Caller;
 use shared_proto::ids::{Task, TaskId};
 use shared_proto::planted;
-use shared_proto::security::crowded;
-use shared_proto::stream::Bounds;
 use shared_proto::view::View;
 use shared_proto::wire;
 use tokio_util::sync::CancellationToken;

@@ -1,5 +1,5 @@
 //! The gRPC service: each stream is a session. It is written by hand, because generated services copy each message
-//! once more on its way in and out (see `shared_proto::stream`).
+//! once more on its way in and out (see `network::stream`).
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use network::security::Security;
+use network::stream::{self, BodyKind, Incoming};
 use shared_proto::ids::Role;
-use shared_proto::security::Security;
-use shared_proto::stream::{self, BodyKind, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::body::Body;

@@ -6,12 +6,12 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Duration;
 
+use network::stream::{Incoming, Sender};
 use shared_proto::ids::{Clock, Origin, Task, TaskId};
+use shared_proto::protocol::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use shared_proto::quiet::Quiet;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::staleness::lead;
-use shared_proto::stream::{Incoming, Sender};
-use shared_proto::transport::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use shared_proto::wire::server_message::Kind as ServerKind;

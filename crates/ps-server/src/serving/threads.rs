@@ -5,10 +5,10 @@ use std::io;
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
-use shared_proto::connections::{AcceptedStream, Connections};
-use shared_proto::listener::{self, Connection, Listener};
+use network::connections::{AcceptedStream, Connections};
+use network::listener::{self, Connection, Listener};
+use network::transport;
 use shared_proto::task::block_on;
-use shared_proto::transport;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;

@@ -11,9 +11,9 @@ use shared_proto::blocks::{BlockId, PlacedTable, PlacedVariable, ShardMap, Sourc
 use shared_proto::ids::{Clock, Task};
 use shared_proto::job::Job;
 use shared_proto::planted;
+use shared_proto::protocol::MAX_MESSAGE_BYTES;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::table::read_ids;
-use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::values::Values;
 use shared_proto::view::Commit;
 use shared_proto::wire;

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use super::TableSpec;
 use super::hash::{bucket_of_hash, hash};
 use crate::payload::Elements;
+use crate::protocol::MAX_MESSAGE_BYTES;
 use crate::refusal::{Reason, Refusal};
-use crate::transport::MAX_MESSAGE_BYTES;
 use crate::wire;
 
 /// Some rows of a table's bucket.

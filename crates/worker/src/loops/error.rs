@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use collective::CollectiveError;
+use network::security::SecurityError;
 use shared_proto::job::JobError;
-use shared_proto::security::SecurityError;
 
 use crate::tf_config::TfConfigError;
 use model::candle_error::plain;

@@ -11,16 +11,17 @@ use collective::{
     CollectiveError, Exchange, Group, Identity, LinkService, Peer, SHARED_MEMORY, StreamLinks,
     take_links,
 };
+use network::SystemNetwork;
+use network::connections::{Connections, Limits, Port};
+use network::listener::Listener;
+use network::security::{Security, SecurityFiles};
+use network::transport::Listen;
 use pollster::block_on;
 use sha2::{Digest, Sha256};
-use shared_proto::connections::{Connections, Limits, Port};
 use shared_proto::ids::{Epoch, Generation, RunNumber, Task, TaskId};
-use shared_proto::listener::Listener;
-use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
-use shared_proto::security::{Security, SecurityFiles};
+use shared_proto::protocol::{MAX_MESSAGE_BYTES, is_address};
 use shared_proto::task;
-use shared_proto::transport::{Listen, MAX_MESSAGE_BYTES, is_address};
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 use tokio::task::unconstrained;
 use tokio::time::timeout;

@@ -11,14 +11,14 @@ use collective::{
     Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Peer, SHARED_MEMORY,
     StreamLinks, take_links,
 };
-use shared_proto::connections::{Connections, Limits, Port};
+use network::SystemNetwork;
+use network::connections::{Connections, Limits, Port};
+use network::listener::Listener;
+use network::security::Security;
+use network::transport::Listen;
 use shared_proto::ids::{Epoch, Generation, RunNumber, Task, TaskId};
-use shared_proto::listener::Listener;
-use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
-use shared_proto::security::Security;
 use shared_proto::task;
-use shared_proto::transport::Listen;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use ::replica::Description;
 use ::worker::strategy::register;
 use daemon::membership::{Coordinator, Membership};
+use network::SystemNetwork;
 use ps_client::{MapSource, PushTicket, Shards, WeightsTicket};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::Clock;
-use shared_proto::network::SystemNetwork;
 use shared_proto::step::{EVERY_BATCH, Gradients};
 
 use super::super::{failed, registration};

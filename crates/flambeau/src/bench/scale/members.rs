@@ -8,11 +8,11 @@ use bytes::Bytes;
 use daemon::membership::{
     Coordinator, Membership, MembershipError, Registration, Sender, StepReports,
 };
+use network::security::Security;
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::ids::{Clock, Epoch, Role, Task};
 use shared_proto::job::{Job, Mode};
 use shared_proto::receipt::ReceiptKey;
-use shared_proto::security::Security;
 use shared_proto::staleness::StalenessBound;
 use shared_proto::view::View;
 use shared_proto::wire::{self, Initialization, lease_work_reply::Work};

@@ -9,11 +9,11 @@ use candle_core::Device;
 use collective::Exchange;
 use daemon::membership::{Coordinator, Membership};
 use model::registry::Registry;
+use network::SystemNetwork;
+use network::security::Security;
 use replica::{ModelReplica, Positions, Prepared, Replica, Step};
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
-use shared_proto::network::SystemNetwork;
-use shared_proto::security::Security;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::hash;
 use shared_proto::task;
@@ -140,7 +140,7 @@ impl Member {
         let membership = Membership::join(coordinator, registration(index)).await?;
         let batch = u64::from(job.batch_size);
         let replica = replica(kind, job.clone()).await?;
-        let network: Arc<dyn shared_proto::network::Network> = Arc::new(network);
+        let network: Arc<dyn network::Network> = Arc::new(network);
         let joining = Joining {
             job: &job,
             membership: &membership,

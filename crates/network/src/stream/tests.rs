@@ -16,8 +16,8 @@ use tonic::{Code, Status};
 
 use super::incoming::POLLS;
 use super::*;
-use crate::payload;
-use crate::wire::{self, client_message, payload::Values, server_message};
+use shared_proto::payload;
+use shared_proto::wire::{self, client_message, payload::Values, server_message};
 
 fn push(sizes: &[usize]) -> wire::Push {
     let gradient = |(index, size): (usize, &usize)| wire::Gradient {

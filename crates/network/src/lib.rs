@@ -1,4 +1,18 @@
-//! The networks by which peers are reached: the system's, or a simulated one.
+//! How processes reach each other: connections, their security, and streams of messages.
+//!
+//! - [`Network`]: the network by which peers are reached: the system's, or a simulated one
+//! - [`connections`]: limits on the connections of a port; [`listener`]: a port or a socket file
+//! - [`security`]: certificates and the job's token
+//! - [`socket_file`]: connections of one host, by memory that both processes share
+//! - [`stream`]: messages on an HTTP/2 body, without copies of their payloads
+//! - [`transport`]: addresses, and the gRPC settings of both ends
+
+pub mod connections;
+pub mod listener;
+pub mod security;
+pub mod socket_file;
+pub mod stream;
+pub mod transport;
 
 use std::fmt;
 use std::pin::Pin;

@@ -19,9 +19,9 @@ use tower::{Service, ServiceExt};
 
 use super::material::H2;
 use super::{Mismatch, ReadAhead, Security, name_of};
-use crate::ids::Role;
 use crate::socket_file::SocketFileStream;
 use crate::transport::CONNECT_TIMEOUT;
+use shared_proto::ids::Role;
 
 /// The first bytes of TLS records that a listener sends to a caller that does not speak TLS: an alert, or a handshake.
 /// An HTTP/2 frame of that size does not come first.

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::{ReadAhead, Security, certificate_error};
 use crate::connections::{Accepted, AcceptedStream, Guarded};
-use crate::quiet::Quiet;
+use shared_proto::quiet::Quiet;
 
 /// The longest time for a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);

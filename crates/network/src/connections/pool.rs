@@ -12,7 +12,7 @@ use metrics::{Counter, Gauge, counter, gauge};
 use tokio::time::Instant;
 
 use super::{Limits, Port};
-use crate::planted;
+use shared_proto::planted;
 
 /// The shortest time between two log lines with the same reason.
 const QUIET: Duration = Duration::from_secs(10);

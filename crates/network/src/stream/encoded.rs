@@ -8,7 +8,7 @@ use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
 use super::SMALL_BYTES;
-use crate::wire::{self, client_message, link_message, payload::Values, server_message};
+use shared_proto::wire::{self, client_message, link_message, payload::Values, server_message};
 
 /// A message in the form in which it is sent. Clones share their memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,17 +7,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use http::uri::Authority;
+use shared_proto::protocol::{MAX_MESSAGE_BYTES, UNIX};
 use tonic::transport::{Endpoint, Server};
-
-/// The version of the protocol in `proto/`. Peers with another version are refused.
-pub const PROTOCOL_VERSION: u32 = 1;
-
-/// The largest message of a session, in bytes: a block, or several small ones, with their names.
-pub const MAX_MESSAGE_BYTES: usize = 2 << 20;
-
-/// The payload bytes that senders put into one message, as a rule.
-pub const MESSAGE_PAYLOAD_BYTES: usize = 1 << 20;
 
 /// The size of HTTP/2 frames: as large as a message, so that a piece arrives in one frame.
 const FRAME_BYTES: u32 = MAX_MESSAGE_BYTES as u32;
@@ -51,17 +42,6 @@ pub(crate) fn socket_file(address: &str) -> Option<&Path> {
     address.strip_prefix(UNIX).map(Path::new)
 }
 
-/// Returns whether a text is the address of a peer, as host:port or as unix:PATH.
-pub fn is_address(text: &str) -> bool {
-    match text.strip_prefix(UNIX) {
-        Some(path) => !path.is_empty() && !path.contains(char::is_control),
-        None => text.parse::<Authority>().is_ok_and(|authority| {
-            let port = authority.port_u16().is_some_and(|port| port > 0);
-            port && !authority.host().is_empty() && !text.contains('@')
-        }),
-    }
-}
-
 /// Returns the endpoint of a peer at `address`, given as host:port or as unix:PATH.
 /// [`Security::endpoint`](crate::security::Security::endpoint) adds encryption.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
@@ -80,9 +60,6 @@ pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Erro
         .keep_alive_timeout(KEEPALIVE.1)
         .tcp_nodelay(true))
 }
-
-/// The prefix of the address of a socket file.
-const UNIX: &str = "unix:";
 
 /// The address on which a process listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,30 +124,6 @@ pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_are_told_from_nonsense() {
-        for text in [
-            "ps-0:7001",
-            "127.0.0.1:1",
-            "[::1]:7001",
-            "unix:/run/ps.sock",
-        ] {
-            assert!(is_address(text), "{text}");
-        }
-        for text in [
-            "",
-            "ps-0",
-            "ps-0:0",
-            ":7001",
-            "ps 0:7001",
-            "ps\u{1b}[2J:7001",
-            "a@b:1",
-            "unix:",
-        ] {
-            assert!(!is_address(text), "{text}");
-        }
-    }
 
     #[test]
     fn where_to_listen_is_read_back() {

@@ -9,8 +9,8 @@ use tower::{Service, ServiceExt};
 
 use super::{CONTENT_TYPE, Incoming};
 use crate::connections::Caller;
-use crate::ids::Role;
 use crate::security::{Credentials, Security, chain_of};
+use shared_proto::ids::Role;
 
 /// Calls the method of this path. `body` has the messages to send; those of the peer are returned.
 ///

@@ -34,9 +34,9 @@ use self::material::{Contents, Material};
 use self::read_ahead::ReadAhead;
 use self::reload::Known;
 use crate::connections::{Caller, Peer};
-use crate::ids::Role;
-use crate::planted;
 use crate::transport;
+use shared_proto::ids::Role;
+use shared_proto::planted;
 
 /// The files that a process is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

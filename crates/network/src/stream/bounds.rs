@@ -5,7 +5,7 @@ use bytes::Buf;
 use prost::encoding::{WireType, decode_key, decode_varint};
 use tonic::Status;
 
-use crate::transport::MAX_MESSAGE_BYTES;
+use shared_proto::protocol::MAX_MESSAGE_BYTES;
 
 /// The bounds on a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::wire::{self, client_message::Kind};
+    use shared_proto::wire::{self, client_message::Kind};
 
     fn message(blocks: usize) -> Vec<u8> {
         let pull = wire::Pull {
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn numbers_and_payloads_do_not_count_by_their_bytes() {
         let gradient = wire::Gradient {
-            payload: Some(crate::payload::dense(vec![0xff; 1 << 16].into())),
+            payload: Some(shared_proto::payload::dense(vec![0xff; 1 << 16].into())),
             ..wire::Gradient::default()
         };
         let push = Kind::Push(wire::Push {
