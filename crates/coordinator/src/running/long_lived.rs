@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use cluster::Turn;
 use daemon::process::Process;
 use network::connections::{Connections, Port};
 use network::transport::Listen;
@@ -19,9 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::begin::{Resume, is_same};
 use super::error::CoordinatorError;
-use super::job::{Beginning, PERSIST_AGAIN, Work, persist_end};
+use super::job::{PERSIST_AGAIN, QueuedJob, persist_end};
 use super::settings::Settings;
 use super::wiring::{DRAIN, serve};
+use super::work::Beginning;
 use crate::calls::current_job::CurrentJob;
 use crate::calls::jobs::JobCalls;
 use crate::calls::service::Service;
@@ -149,7 +151,7 @@ impl From<QueueError> for Unprepared {
     }
 }
 
-fn spawn_server(
+pub(super) fn spawn_server(
     service: Service,
     settings: &Settings,
     process: &Process,
@@ -211,18 +213,18 @@ impl LongLived<'_> {
     /// last.
     async fn work(
         &self,
-        mut first: Option<Work>,
-        shown: &mut Option<Work>,
+        mut first: Option<QueuedJob>,
+        shown: &mut Option<QueuedJob>,
     ) -> Result<(), CoordinatorError> {
         loop {
-            let work = match first.take() {
-                Some(work) => work,
+            let job = match first.take() {
+                Some(job) => job,
                 None => match self.next_job(shown).await? {
-                    Some(work) => work,
+                    Some(job) => job,
                     None => return Ok(()),
                 },
             };
-            match self.see_to_its_end(work).await? {
+            match self.see_to_its_end(job).await? {
                 Some(ended) => *shown = Some(ended),
                 None => return Ok(()),
             }
@@ -230,7 +232,10 @@ impl LongLived<'_> {
     }
 
     /// Waits for a job, and begins it. Returns none when the process is to shut down.
-    async fn next_job(&self, shown: &mut Option<Work>) -> Result<Option<Work>, CoordinatorError> {
+    async fn next_job(
+        &self,
+        shown: &mut Option<QueuedJob>,
+    ) -> Result<Option<QueuedJob>, CoordinatorError> {
         let shutdown = &self.process.shutdown;
         let mut said = false;
         loop {
@@ -264,7 +269,7 @@ impl LongLived<'_> {
 
     /// Waits until the queue changes. Returns false if the state of the ended job that is still shown cannot be written: no call about it is
     /// answered then.
-    async fn changed_or_broken(&self, shown: Option<&Work>) -> bool {
+    async fn changed_or_broken(&self, shown: Option<&QueuedJob>) -> bool {
         let broken = async {
             match shown {
                 Some(ended) => ended.broken().await,
@@ -279,25 +284,25 @@ impl LongLived<'_> {
     }
 
     /// Waits for the end of a job, and persists it. Returns none when the process is to shut down.
-    async fn see_to_its_end(&self, work: Work) -> Result<Option<Work>, CoordinatorError> {
+    async fn see_to_its_end(&self, job: QueuedJob) -> Result<Option<QueuedJob>, CoordinatorError> {
         let shutdown = &self.process.shutdown;
-        let ended = shutdown.run_until_cancelled(work.ended(&self.queue)).await;
+        let ended = shutdown.run_until_cancelled(job.ended()).await;
         let error = match ended {
-            Some(Ok(summary)) if work.is_to_be_resumed(&self.queue) => {
+            Some(Ok(summary)) if job.is_to_be_resumed(&self.queue) => {
                 Some(CoordinatorError::JobFailed(summary.error))
             }
             Some(Ok(summary)) => {
                 // While it cannot be persisted, a shutdown ends the wait. The next start persists it.
-                let persisted = work.persist_end(&self.queue, &summary);
+                let persisted = job.persist_end(&self.queue, &summary);
                 if shutdown.run_until_cancelled(persisted).await.is_some() {
-                    return Ok(Some(work));
+                    return Ok(Some(job));
                 }
                 None
             }
             Some(Err(error)) => Some(error),
             None => None,
         };
-        self.close(work).await;
+        self.close(job).await;
         error.map_or(Ok(None), Err)
     }
 
@@ -306,7 +311,7 @@ impl LongLived<'_> {
     ///
     /// # Errors
     /// If the job that the process was started with cannot be begun, while no other job waits.
-    async fn begin(&self, entry: Entry) -> Result<Option<Work>, CoordinatorError> {
+    async fn begin(&self, entry: Entry) -> Result<Option<QueuedJob>, CoordinatorError> {
         match self.queue.begin(entry.id).await {
             Ok(true) => {}
             Ok(false) => return Ok(None),
@@ -334,10 +339,10 @@ impl LongLived<'_> {
             }
         };
         match begun {
-            Ok(work) => {
-                self.show(&work);
-                work.heed_cancelling(&self.queue).await;
-                Ok(Some(work))
+            Ok(job) => {
+                self.show(&job);
+                job.heed_cancelling(&self.queue).await;
+                Ok(Some(job))
             }
             Err(error) if self.ends_with(&entry) => Err(error),
             Err(error) if error.is_of_full_disk() => {
@@ -363,7 +368,7 @@ impl LongLived<'_> {
         given && !self.queue.others_wait(entry.id)
     }
 
-    async fn beginning(&self, entry: Entry) -> Result<Work, CoordinatorError> {
+    async fn beginning(&self, entry: Entry) -> Result<QueuedJob, CoordinatorError> {
         let first = entry.folder.is_empty();
         let job = match &self.given {
             Some(given) if first => given.clone(),
@@ -375,17 +380,24 @@ impl LongLived<'_> {
             (true, true) => Resume::Failed,
         };
         let beginning = Beginning {
-            entry,
+            dir: self.queue.run_dir(&entry),
             job,
+            restore: (!entry.restore.is_empty()).then_some(&entry.restore),
             resume,
+            run: entry.run.clone(),
+            turn: match first {
+                true => Turn::First,
+                false => Turn::Submitted,
+            },
             address: self.address,
             process: self.process,
         };
-        beginning.begin(&self.queue).await
+        let work = beginning.begin().await?;
+        Ok(QueuedJob { entry, work })
     }
 
     /// Shows the job that has ended last, if none is to be done, so that its members and people find it as it ended.
-    async fn last_job(&self) -> Option<Work> {
+    async fn last_job(&self) -> Option<QueuedJob> {
         let last = self.queue.last().filter(|_| self.queue.first().is_none());
         let entry = last?;
         let path = self.queue.run_dir(&entry).join(run_dir::STATE);
@@ -401,9 +413,9 @@ impl LongLived<'_> {
             return None;
         }
         match self.beginning(entry).await {
-            Ok(work) => {
-                self.show(&work);
-                Some(work)
+            Ok(job) => {
+                self.show(&job);
+                Some(job)
             }
             Err(error) => {
                 tracing::warn!("the last job cannot be shown: {error}");
@@ -413,14 +425,15 @@ impl LongLived<'_> {
     }
 
     /// Makes a job the one that calls and the page are about.
-    fn show(&self, work: &Work) {
-        self.slot.set(Some(work.active()));
-        self.page.show(Some(work.shown(&self.queue)));
+    fn show(&self, job: &QueuedJob) {
+        let QueuedJob { entry, work } = job;
+        self.slot.set(Some(work.active(entry.id, &entry.folder)));
+        self.page.show(Some(work.shown()));
     }
 
-    async fn close(&self, work: Work) {
+    async fn close(&self, job: QueuedJob) {
         self.slot.set(None);
         self.page.show(None);
-        work.close().await;
+        job.work.close().await;
     }
 }

@@ -1,7 +1,7 @@
 //! A coordinator from its beginning to its end.
 //!
 //! - `run`: the process; `settings`: its settings; `error`: the errors with which it ends
-//! - `long_lived`: the process of a cluster that works on one job after the other; `job`: one of them
+//! - `work`: the work on one job; `long_lived`: a cluster that works on one after the other, `job`: one of its queue
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process; `best`: takes the best weights along
 //! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics, `rings`: those of rings,
@@ -20,6 +20,7 @@ mod run;
 mod settings;
 mod total;
 mod wiring;
+mod work;
 
 pub use error::CoordinatorError;
 pub use run::run;
