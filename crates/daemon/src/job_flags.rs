@@ -11,8 +11,7 @@ pub struct JobFlags {
     /// Name of the job.
     #[arg(long, env = "FLAMBEAU_NAME")]
     pub name: Option<String>,
-    /// Data set: digits, mnist, fashion-mnist, cifar10, npy, image-folder, csv, parquet, libsvm, criteo, clicks (generated), random (for
-    /// measurements), or a source of your own.
+    /// Data set, as digits, mnist or csv (`flambeau job init` lists all), or a source of your own.
     #[arg(long, env = "FLAMBEAU_DATA")]
     pub data: Option<String>,
     /// The folder or file of the data.
@@ -21,8 +20,7 @@ pub struct JobFlags {
     /// csv, parquet: the column with the label.
     #[arg(long, env = "FLAMBEAU_LABEL", value_name = "COLUMN")]
     pub label: Option<String>,
-    /// Model: logistic, softmax, mlp, factorization-machine, cnn, resnet18, resnet20, resnet34, resnet50, resnet56,
-    /// mobilenetv2, transformer, deepfm, wide-deep, dlrm, two-tower, or one of your own.
+    /// Model, as mlp, cnn or deepfm (`flambeau job init` lists all), or one of your own.
     #[arg(long, env = "FLAMBEAU_MODEL")]
     pub model: Option<String>,
     /// Widths of the hidden layers, as in 256,64.

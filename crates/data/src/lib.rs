@@ -54,4 +54,4 @@ pub use sources::npy::Npy;
 pub use sources::parquet::Parquet;
 pub use sources::random::Random;
 pub use sources::survey::{ColumnSurvey, Looks};
-pub use sources::{change_pictures, survey, texts, weigh_classes};
+pub use sources::{Sources, survey, texts};

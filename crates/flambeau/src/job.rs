@@ -4,7 +4,8 @@ use daemon::{out, outln};
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use shared_proto::job::TEMPLATE;
+use model::registry::Registry;
+use shared_proto::job::template;
 
 use crate::error::CommandError;
 
@@ -25,13 +26,15 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
 }
 
 fn write_template(path: &Path) -> Result<(), CommandError> {
+    let registry = Registry::builtin();
+    let template = template(registry.sources(), registry.models());
     if path.as_os_str() == "-" {
-        out!("{TEMPLATE}");
+        out!("{template}");
         return Ok(());
     }
     let write = || {
         let mut file = std::fs::File::create_new(path)?;
-        std::io::Write::write_all(&mut file, TEMPLATE.as_bytes())
+        std::io::Write::write_all(&mut file, template.as_bytes())
     };
     write().map_err(CommandError::file(path))?;
     outln!("wrote {}; flambeau train {0} runs it", path.display());

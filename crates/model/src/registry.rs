@@ -2,16 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
 
 use candle_nn::VarBuilder;
-use shared_proto::job::{Data, LabelTransform};
+use data::{DataSetup, Dataset, InputError, Purpose, Source, Sources};
+use shared_proto::job::Data;
 
-use crate::input::{
-    Cifar10, Clicks, Criteo, Csv, DataSetup, Dataset, Digits, Idx, Images, InputError, LibSvm, Npy,
-    Parquet, Purpose, Random, Source,
-};
 use crate::models::{
     Cnn, DeepFm, Dlrm, FactorizationMachine, Logistic, Mlp, MobileNetV2, ResNet, Softmax,
     Transformer, TwoTower, WideDeep,
@@ -24,41 +19,21 @@ fn construct<M: Model>(setup: &Setup, vars: VarBuilder) -> candle_core::Result<B
     Ok(Box::new(M::new(setup, vars)?))
 }
 
-/// A function that opens data.
-type Open = dyn Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync;
-
-/// A data source.
-#[derive(Clone)]
-struct Opener {
-    open: Arc<Open>,
-    streams: bool,
-}
-
-impl fmt::Debug for Opener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Opener");
-        shown
-            .field("streams", &self.streams)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The models and data sources that a job can name.
 #[derive(Clone, Debug)]
 pub struct Registry {
     models: BTreeMap<Cow<'static, str>, Constructor>,
-    sources: BTreeMap<Cow<'static, str>, Opener>,
+    sources: Sources,
 }
 
 impl Registry {
     /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`,
     /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm` and `two-tower`, and of
-    /// the data sources `digits`,
-    /// `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `clicks` and `random`.
+    /// the data sources that ship.
     pub fn builtin() -> Self {
         let empty = Self {
             models: BTreeMap::new(),
-            sources: BTreeMap::new(),
+            sources: Sources::builtin(),
         };
         empty
             .model::<Logistic>("logistic")
@@ -77,18 +52,16 @@ impl Registry {
             .model::<WideDeep>("wide-deep")
             .model::<Dlrm>("dlrm")
             .model::<TwoTower>("two-tower")
-            .data::<Digits>("digits")
-            .data::<Idx>("mnist")
-            .data::<Idx>("fashion-mnist")
-            .data::<Csv>("csv")
-            .data::<Parquet>("parquet")
-            .data::<Cifar10>("cifar10")
-            .data::<Npy>("npy")
-            .data::<Images>("image-folder")
-            .data::<LibSvm>("libsvm")
-            .data::<Criteo>("criteo")
-            .data::<Clicks>("clicks")
-            .data::<Random>("random")
+    }
+
+    /// Returns the names of the models, in their order.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.models.keys().map(AsRef::as_ref)
+    }
+
+    /// Returns the names of the data sources, in their order.
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
+        self.sources.names()
     }
 
     /// Adds a model, or replaces the one that had its name.
@@ -101,11 +74,7 @@ impl Registry {
     /// Adds a data source, or replaces the one that had its name.
     #[must_use]
     pub fn data<S: Source>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
-        let source = Opener {
-            open: Arc::new(S::open),
-            streams: S::STREAMS,
-        };
-        self.sources.insert(name.into(), source);
+        self.sources = self.sources.with::<S>(name);
         self
     }
 
@@ -116,11 +85,7 @@ impl Registry {
         name: impl Into<Cow<'static, str>>,
         open: impl Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync + 'static,
     ) -> Self {
-        let source = Opener {
-            open: Arc::new(open),
-            streams: false,
-        };
-        self.sources.insert(name.into(), source);
+        self.sources = self.sources.opened_by(name, open);
         self
     }
 
@@ -130,45 +95,7 @@ impl Registry {
     /// # Errors
     /// [`InputError::Unknown`] lists the known names; the others are the source's.
     pub fn open(&self, data: &Data, seed: u64, purpose: Purpose) -> Result<Dataset, InputError> {
-        let source = self.sources.get(data.kind.as_str());
-        let source = source.ok_or_else(|| InputError::Unknown {
-            name: data.kind.clone(),
-            known: listed(self.sources.keys()),
-        })?;
-        if data.stream && !source.streams {
-            let streams = self.sources.iter().filter(|(_, source)| source.streams);
-            return Err(InputError::Invalid(format!(
-                "data.kind = {:?} cannot be streamed, because it holds all samples in memory; set data.stream to false, or data.kind to one of {}",
-                data.kind,
-                listed(streams.map(|(name, _)| name))
-            )));
-        }
-        let dataset = (source.open)(&DataSetup {
-            settings: data,
-            seed,
-            purpose,
-        })?;
-        let is_scaled = |dataset: &Dataset| {
-            dataset
-                .signature
-                .targets
-                .iter()
-                .any(|target| target.scale.is_some())
-        };
-        if data.label_transform != LabelTransform::None && !is_scaled(&dataset) {
-            return Err(InputError::Invalid(format!(
-                "data.label_transform has no effect on data.kind = {:?}; leave it out, or use a source of tables with a number as label",
-                data.kind
-            )));
-        }
-        let dataset = match &data.pictures {
-            Some(pictures) => data::change_pictures(dataset, pictures)?,
-            None => dataset,
-        };
-        match data.class_weight.is_empty() || matches!(purpose, Purpose::Prediction(_)) {
-            true => Ok(dataset),
-            false => data::weigh_classes(dataset, &data.class_weight),
-        }
+        self.sources.open(data, seed, purpose)
     }
 
     /// Builds the model of this name.

@@ -1,6 +1,7 @@
 //! The sources that ship.
 
 pub(crate) mod batches;
+mod by_name;
 pub(crate) mod cifar;
 mod classes;
 pub(crate) mod clicks;
@@ -24,8 +25,7 @@ use crate::error::InputError;
 use crate::source::{DataSetup, Purpose};
 use survey::ColumnSurvey;
 
-pub use pictures::change as change_pictures;
-pub use weighted::weigh_classes;
+pub use by_name::Sources;
 
 /// Returns the cells of columns of a job's data as texts, for samples that are predicted: a row for each sample, in their order.
 ///

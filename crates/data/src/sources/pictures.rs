@@ -20,7 +20,7 @@ use crate::samples::{Order, Samples};
 ///
 /// # Errors
 /// [`InputError::Invalid`] if its samples are not pictures, or the settings do not fit them.
-pub fn change(data: Dataset, settings: &job::Pictures) -> Result<Dataset, InputError> {
+pub(super) fn change(data: Dataset, settings: &job::Pictures) -> Result<Dataset, InputError> {
     let input = data.signature.input()?;
     let shape = Shape::of(input, settings)?;
     let changed = |samples| -> Box<dyn Samples> {

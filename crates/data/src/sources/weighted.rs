@@ -17,7 +17,7 @@ use crate::samples::{Order, Samples};
 ///
 /// # Errors
 /// [`InputError::Invalid`] if the target is no class, or a label does not occur.
-pub fn weigh_classes(
+pub(super) fn weigh_classes(
     data: Dataset,
     weights: &BTreeMap<String, f32>,
 ) -> Result<Dataset, InputError> {

@@ -12,8 +12,7 @@ use super::columns::{ColumnType, Missing, check_missing, is_default, is_yes, yes
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// `digits`, `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `random`,
-    /// or the name of a source of your own.
+    /// The name of a source that ships, as `csv` (`flambeau job init` lists them), or of one of your own.
     pub kind: String,
     /// The folder or file of the data; each worker may override it.
     #[serde(skip_serializing_if = "Option::is_none")]

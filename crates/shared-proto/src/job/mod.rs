@@ -39,7 +39,7 @@ pub use table::{
     TableSpec,
 };
 pub use tables::TableSettings;
-pub use template::TEMPLATE;
+pub use template::template;
 
 use crate::wire::Dtype;
 
@@ -187,8 +187,7 @@ pub struct Clip {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`, `resnet20`, `resnet34`, `resnet50`,
-    /// `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm`, `two-tower`, or the name of a model of your own.
+    /// The name of a model that ships, as `mlp` (`flambeau job init` lists them), or of one of your own.
     pub name: String,
     /// A file with initial values, of safetensors or PyTorch, which each worker sees. Variables that it lacks have their
     /// usual ones.

@@ -1,7 +1,40 @@
 //! The job file that `flambeau job init` writes.
 
-/// Every setting with its default. Settings that are absent by default stand behind `#: `.
-pub const TEMPLATE: &str = r##"# A Flambeau job: what is trained, and how. Every setting is shown with its default; delete what
+/// The column in which the comments of settings begin.
+const COMMENTS: usize = 24;
+
+/// The longest line of names.
+const WIDTH: usize = 120;
+
+/// Returns a job file with every setting and its default. Settings that are absent by default stand behind `#: `. The data sources
+/// and models that a job can name are given.
+pub fn template<'a>(
+    sources: impl Iterator<Item = &'a str>,
+    models: impl Iterator<Item = &'a str>,
+) -> String {
+    let sources = comment(sources.chain(["a source of your own"]));
+    let models = comment(models.chain(["a model of your own"]));
+    TEMPLATE
+        .replace("# SOURCES", &sources)
+        .replace("# MODELS", &models)
+}
+
+/// Returns names as a comment of some lines.
+fn comment<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let (mut text, mut column) = ("#".to_owned(), COMMENTS + 1);
+    for (number, name) in names.enumerate() {
+        let before = if number > 0 { " | " } else { " " };
+        if column + before.len() + name.len() > WIDTH {
+            text += &format!("\n{:COMMENTS$}#", "");
+            column = COMMENTS + 1;
+        }
+        text += &format!("{before}{name}");
+        column += before.len() + name.len();
+    }
+    text
+}
+
+const TEMPLATE: &str = r##"# A Flambeau job: what is trained, and how. Every setting is shown with its default; delete what
 # you do not change. Lines that begin with "#: " are settings that are absent by default.
 # Flags override this file: `flambeau train this.toml --epochs 3`.
 
@@ -20,8 +53,7 @@ evaluations = "each-epoch" # each-epoch | last: the passes after which a worker 
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]
-kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | image-folder | csv | parquet
-                        # | libsvm | criteo | clicks | random | a source of your own
+kind = "digits"         # SOURCES
 #: dir = "data/mnist"   # where the files are (docs/data.md): a folder, a file, a pattern of names, or s3://bucket/...
 label = "label"         # csv, parquet: the column with the label
 target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | binary | number
@@ -38,8 +70,7 @@ shuffle_mebibytes = 64  # streamed data: how much of the files is shuffled toget
 #: options = { arms = 3 } # settings of the source's own (docs/data.md), or of one that you have written
 
 [model]
-name = "mlp"            # logistic | softmax | mlp | factorization-machine | cnn | resnet18 | resnet20 | resnet34 | resnet50
-                        # | resnet56 | mobilenetv2 | transformer | deepfm | wide-deep | dlrm | two-tower | a model of your own
+name = "mlp"            # MODELS
 #: init_from = "pretrained.safetensors" # initial values (or .pth); variables that the file lacks have their usual ones
 #: init_except = ["output.*"] # variables that do not take theirs from that file
 hidden = [256]          # widths of the hidden layers (mlp, cnn)

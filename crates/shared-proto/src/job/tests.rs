@@ -16,9 +16,13 @@ fn a_job_survives_its_file() {
 
 #[test]
 fn the_template_says_the_defaults_and_names_every_setting() {
-    assert_eq!(Job::from_toml(TEMPLATE).unwrap(), Job::default());
+    let names = |count| (0..count).map(|_| "a-name");
+    let template = template(names(40), names(1));
+    assert!(template.lines().all(|line| line.len() <= 150), "{template}");
+    assert!(template.contains("# a-name | a model of your own\n"));
+    assert_eq!(Job::from_toml(&template).unwrap(), Job::default());
     // If they are uncommented, the optional settings are known ones too.
-    let all: String = TEMPLATE
+    let all: String = template
         .lines()
         .map(|line| line.strip_prefix("#: ").unwrap_or(line))
         .fold(String::new(), |text, line| text + line + "\n");
