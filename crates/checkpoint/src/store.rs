@@ -93,41 +93,6 @@ impl Store {
         self.files.folders().await
     }
 
-    /// Checks that the run of this store may write a part of a checkpoint: there is no whole one of that number, and no
-    /// other run owns the store.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Storage`] if the checkpoint is whole, [`CheckpointError::Taken`], or if the store cannot be read.
-    #[boxed]
-    pub async fn check_writable(&self, number: u64) -> Result<(), CheckpointError> {
-        match self.manifest(number).await {
-            Err(CheckpointError::NotFound(_)) => {}
-            Ok(_) => {
-                return Err(CheckpointError::Storage {
-                    place: self.checkpoint_location(number),
-                    reason: "it is whole already".to_owned(),
-                });
-            }
-            Err(error) => return Err(error),
-        }
-        match self.owner().await? {
-            Some(other) if other.run != self.run() => Err(self.taken(&other)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Deletes files of a checkpoint that is given up, because they take room that the next attempt needs. The coordinator
-    /// deletes those that remain.
-    #[boxed]
-    pub async fn remove_files(&self, number: u64, files: &[FileEntry]) {
-        for file in files {
-            if let Err(error) = self.remove_file(number, &file.name).await {
-                tracing::debug!(file = file.name, "not deleted: {error}");
-                break;
-            }
-        }
-    }
-
     /// Writes a file of a checkpoint that has no manifest yet. The file appears whole or not at all, and
     /// replaces an existing one of that name. Once this returns, it survives a crash.
     ///

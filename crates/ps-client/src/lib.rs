@@ -14,6 +14,7 @@
 //!
 //! Beside it:
 //! - `maps`: [`Maps`], the newest shard map; shards move to other servers and addresses while a job runs
+//! - `origin`: the call that a message is, and the weights behind its gradients
 //! - `identity`: the settings of a worker's sessions; `reconciled`: the epoch in which all sessions have reconciled
 //! - `losses`: acknowledged updates that were lost with a server
 //! - [`lookup`]: reads of rows, for programs that are no members of the job
@@ -32,6 +33,7 @@ pub mod lookup;
 mod losses;
 mod maps;
 mod message_plan;
+mod origin;
 mod parts;
 mod reconciled;
 mod row_plan;

@@ -33,14 +33,14 @@ pub struct Shards {
     pub(crate) sessions: Vec<Session>,
     waiting_on: watch::Receiver<Vec<Task>>,
     /// The origin of the newest message. Each stream sets the epoch to its own when it encodes a message.
-    origin: Origin,
+    pub(crate) origin: Origin,
     pub(crate) wire: Dtype,
     /// True if this worker computes with look-ahead weights where there is momentum.
     pub(crate) looks_ahead: bool,
     /// What this worker's model holds of each block.
     pub(crate) held: HashMap<BlockId, Held>,
     /// What the gradients of the next push were computed with; none if that is `held`.
-    computed_with: Option<HashMap<BlockId, Held>>,
+    pub(crate) computed_with: Option<HashMap<BlockId, Held>>,
 }
 
 /// The pending acknowledgements of a push.
@@ -206,20 +206,6 @@ impl Shards {
             replies.push(self.sessions[shard].send(sequence, message).await);
         }
         PushTicket(replies).acknowledged().await.map(|_| ())
-    }
-
-    /// Notes that the gradients of the next push are computed with the weights that the model holds now. Call it before weights of the step
-    /// after that are taken.
-    pub fn computes(&mut self) {
-        self.computed_with = Some(self.held.clone());
-    }
-
-    /// Returns the version with which the gradients of a block were computed.
-    pub(crate) fn based_on(&self, id: BlockId) -> u64 {
-        let before = self.computed_with.as_ref();
-        let before = before.filter(|_| !planted!(LaterWeights));
-        let held = before.unwrap_or(&self.held);
-        held.get(&id).map_or(0, |held| held.version.version)
     }
 
     /// Pushes the gradients of the step after `clock`.
@@ -410,12 +396,6 @@ impl Shards {
             return Err(ClientError::WrongAnswer { shard, what });
         }
         Ok(Some(blocks))
-    }
-
-    pub(crate) fn next_origin(&mut self, clock: Clock) -> Origin {
-        self.origin.sequence = self.origin.sequence.next();
-        self.origin.clock = clock;
-        self.origin.clone()
     }
 }
 

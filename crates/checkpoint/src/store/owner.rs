@@ -109,6 +109,29 @@ impl fmt::Display for Claim {
 }
 
 impl Store {
+    /// Checks that the run of this store may write a part of a checkpoint: there is no whole one of that number, and no
+    /// other run owns the store.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Storage`] if the checkpoint is whole, [`CheckpointError::Taken`], or if the store cannot be read.
+    #[boxed]
+    pub async fn check_writable(&self, number: u64) -> Result<(), CheckpointError> {
+        match self.manifest(number).await {
+            Err(CheckpointError::NotFound(_)) => {}
+            Ok(_) => {
+                return Err(CheckpointError::Storage {
+                    place: self.checkpoint_location(number),
+                    reason: "it is whole already".to_owned(),
+                });
+            }
+            Err(error) => return Err(error),
+        }
+        match self.owner().await? {
+            Some(other) if other.run != self.run() => Err(self.taken(&other)),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads the claim that counts, if there is one.
     ///
     /// # Errors

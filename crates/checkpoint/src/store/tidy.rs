@@ -8,6 +8,7 @@ use shared_proto::task::boxed;
 use super::{MANIFEST, Store};
 use crate::error::CheckpointError;
 use crate::format::{folder_name, number_of};
+use crate::manifest::FileEntry;
 
 /// A checkpoint of which at least one file exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,6 +189,18 @@ impl Store {
         }
         removed.reverse();
         Ok(removed)
+    }
+
+    /// Deletes files of a checkpoint that is given up, because they take room that the next attempt needs. The coordinator
+    /// deletes those that remain.
+    #[boxed]
+    pub async fn remove_files(&self, number: u64, files: &[FileEntry]) {
+        for file in files {
+            if let Err(error) = self.remove_file(number, &file.name).await {
+                tracing::debug!(file = file.name, "not deleted: {error}");
+                break;
+            }
+        }
     }
 }
 
