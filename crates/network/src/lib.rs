@@ -8,6 +8,7 @@
 //! - [`transport`]: addresses, and the gRPC settings of both ends
 
 pub mod connections;
+mod forwarding;
 pub mod listener;
 pub mod security;
 pub mod socket_file;

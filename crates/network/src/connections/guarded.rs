@@ -10,6 +10,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::pool::Standing;
 use super::{Caller, FIRST_BYTES, IDLE, OPENING, Place};
+use crate::forwarding::forward_flushes;
 
 /// The most bytes read at a time from a newcomer's connection.
 const PIECE_BYTES: usize = 4 << 10;
@@ -142,15 +143,5 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         Pin::new(&mut self.io).poll_write_vectored(context, slices)
     }
 
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
-    }
+    forward_flushes!(io);
 }
