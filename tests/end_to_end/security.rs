@@ -387,7 +387,7 @@ fn a_local_cluster_trains_encrypted() {
     eventually(|| {
         let log = std::fs::read_to_string(&log).unwrap_or_default();
         let found = log.split_once("address=").map(|(_, rest)| rest.to_owned());
-        address = found.and_then(|rest| rest.split(' ').next().map(str::to_owned));
+        address = found.and_then(|rest| rest.split_whitespace().next().map(str::to_owned));
         address.is_some()
     });
     let status = program().run(&["status", "--coordinator", &address.unwrap()]);

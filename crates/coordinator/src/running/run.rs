@@ -96,7 +96,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let server = spawn_server(service, &settings, &process, listener, stop.clone());
     process.announce_page(Some(Listen::Tcp(address)), page_address);
     process.readiness.set(true);
-    tracing::info!(%address, "coordinating");
+    tracing::info!(%address, run_dir = %dir.display(), "coordinating");
     let _registered = register(address, page_address, &dir, &process.security);
     let page = Page::serve(&process.security, browsers);
     page.show(Some(work.shown()));
