@@ -100,7 +100,7 @@ const FLOORS: [(&str, &[&str]); 22] = [
     ),
 ];
 
-/// candle computes in the worker, with the layers of `nn`; the library face hands it on to users' models.
+/// candle computes in the crates of the worker, with the layers of `nn`. `flambeau` passes it on to models of users.
 const MAY_USE_CANDLE: [&str; 6] = ["nn", "model", "variables", "replica", "worker", "flambeau"];
 
 #[test]

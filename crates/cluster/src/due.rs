@@ -1,75 +1,88 @@
-//! What a call leaves due. A method deep inside a call only notes it here, and `events` carries it out at the end of the call.
+//! The follow-ups of a call: a method deep inside a call notes them, and `events` carries them out at the end of the call.
 
-use shared_proto::ids::TaskId;
+use shared_proto::ids::{Task, TaskId};
 
 /// The follow-ups of the present call.
 #[derive(Debug, Default)]
 pub(super) struct Due {
     /// The members to evict, each with the reason.
     evictions: Vec<(TaskId, &'static str)>,
-    /// The reason for which all workers are to be evicted, if they are.
-    without_workers: Option<&'static str>,
-    /// Whether a ring may be complete now.
+    /// The workers to evict and to wait for, with the reason.
+    workers: Option<(Vec<Task>, &'static str)>,
+    /// True if a ring may be complete now.
     ring: bool,
+    /// True if the next step may be planned.
+    plan: bool,
 }
 
 /// One follow-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FollowUp {
     /// Evict a member, for this reason.
     Evict(TaskId, &'static str),
-    /// Evict all workers, for this reason.
-    EvictWorkers(&'static str),
+    /// Evict these workers, and wait until they have registered again.
+    EvictWorkers(Vec<Task>, &'static str),
     /// Form the ring, if all that it needs is there.
     FormRing,
+    /// Plan the next step of a job in lock step.
+    Plan,
 }
 
 impl Due {
-    /// Notes a follow-up. All workers are evicted once, for the last of several reasons.
+    /// Notes a follow-up. If workers are noted twice, those of the later call count: they include the others.
     pub(super) fn add(&mut self, follow_up: FollowUp) {
         match follow_up {
             FollowUp::Evict(member, why) => self.evictions.push((member, why)),
-            FollowUp::EvictWorkers(why) => self.without_workers = Some(why),
+            FollowUp::EvictWorkers(workers, why) => self.workers = Some((workers, why)),
             FollowUp::FormRing => self.ring = true,
+            FollowUp::Plan => self.plan = true,
         }
     }
 
-    /// Takes the next follow-up. A ring is formed once all are gone that are to go.
+    /// Takes the next follow-up. Evictions come first, then the ring, and the plan comes last.
     pub(super) fn take(&mut self) -> Option<FollowUp> {
-        let all = self.without_workers.take().map(FollowUp::EvictWorkers);
-        let one = || {
-            self.evictions
-                .pop()
-                .map(|(id, why)| FollowUp::Evict(id, why))
-        };
-        let ring = std::mem::take(&mut self.ring);
-        let next = all.or_else(one);
-        self.ring = ring && next.is_some();
-        next.or(ring.then_some(FollowUp::FormRing))
+        if let Some((workers, why)) = self.workers.take() {
+            return Some(FollowUp::EvictWorkers(workers, why));
+        }
+        if let Some((member, why)) = self.evictions.pop() {
+            return Some(FollowUp::Evict(member, why));
+        }
+        if std::mem::take(&mut self.ring) {
+            return Some(FollowUp::FormRing);
+        }
+        std::mem::take(&mut self.plan).then_some(FollowUp::Plan)
     }
 
-    /// Returns whether nothing is left to do.
+    /// Returns whether no follow-up is left.
     pub(super) fn is_empty(&self) -> bool {
-        self.evictions.is_empty() && self.without_workers.is_none() && !self.ring
+        self.evictions.is_empty() && self.workers.is_none() && !self.ring && !self.plan
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use shared_proto::ids::Generation;
+
     use super::*;
 
     #[test]
-    fn a_ring_is_formed_after_all_evictions() {
+    fn evictions_come_before_the_ring_and_the_ring_before_the_plan() {
+        let task = Task {
+            id: TaskId::worker(0),
+            generation: Generation(1),
+        };
+        let expected = [
+            FollowUp::EvictWorkers(vec![task], "all"),
+            FollowUp::Evict(TaskId::worker(1), "one"),
+            FollowUp::FormRing,
+            FollowUp::Plan,
+        ];
         let mut due = Due::default();
-        due.add(FollowUp::FormRing);
-        due.add(FollowUp::Evict(TaskId::worker(1), "one"));
-        due.add(FollowUp::EvictWorkers("all"));
+        for follow_up in expected.iter().rev() {
+            due.add(follow_up.clone());
+        }
         let taken: Vec<FollowUp> = std::iter::from_fn(|| due.take()).collect();
-        let evict = FollowUp::Evict(TaskId::worker(1), "one");
-        assert_eq!(
-            taken,
-            [FollowUp::EvictWorkers("all"), evict, FollowUp::FormRing]
-        );
+        assert_eq!(taken, expected);
         assert!(due.is_empty());
     }
 }

@@ -11,6 +11,7 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
+use super::due::FollowUp;
 use super::monitors::{Measured, Monitors};
 use super::record::Record;
 
@@ -209,6 +210,9 @@ impl Cluster {
             self.end_well(now);
         } else {
             self.schedule_last_evaluation();
+        }
+        if self.in_lock_step() {
+            self.due.add(FollowUp::Plan);
         }
         Ok(true)
     }

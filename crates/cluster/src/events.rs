@@ -1,4 +1,5 @@
-//! The calls that may evict members, form a ring or plan steps. Each is applied first; then what it leaves due is carried out.
+//! The calls with follow-ups. Each changes the state first. Then `settle` carries out what it has noted in `due`: members are evicted,
+//! a ring is formed, the next step is planned.
 
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use super::Cluster;
 use super::admission::out_of_order;
 use super::checkpoints::DurableCheckpoint;
 use super::due::FollowUp;
+use super::members::Identified;
 use super::ring::Joined;
 use super::saving::Failure;
 
@@ -18,17 +20,23 @@ impl Cluster {
     /// Makes the caller a member; supersedes an earlier process of the same identity at once.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for a role that does not register, or without an identity;
-    /// [`Reason::OutOfOrder`] and [`Reason::Superseded`] for a call that comes late.
+    /// [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) for a role that does not register, or without an identity;
+    /// [`Reason::OutOfOrder`](shared_proto::refusal::Reason::OutOfOrder) and [`Reason::Superseded`](shared_proto::refusal::Reason::Superseded) for a call that comes late.
     pub fn register(
         &mut self,
         now: Instant,
         role: Role,
         request: wire::RegisterRequest,
     ) -> Result<Task, Refusal> {
-        let registered = self.add_member(now, role, request);
+        let newcomer = match self.identify(now, role, request)? {
+            Identified::Member(task) => return Ok(task),
+            Identified::Newcomer(newcomer) => newcomer,
+        };
+        // The follow-ups of the eviction of an earlier process must not evict the new one.
         self.settle(now);
-        registered
+        let task = self.add_member(now, *newcomer);
+        self.settle(now);
+        Ok(task)
     }
 
     /// Gives a lease back. A worker or server that cannot work leaves alone; any other error ends the job.
@@ -92,8 +100,8 @@ impl Cluster {
     /// Takes a worker's request to join the ring. A request of a member of the formed ring, or of a newcomer, breaks that ring.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] in a job without rings, [`Reason::NotInitialized`] before a worker has registered variables,
-    /// [`Reason::Fenced`] if the sender is evicted because another worker cannot reach it.
+    /// [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) in a job without rings, [`Reason::NotInitialized`](shared_proto::refusal::Reason::NotInitialized) before a worker has registered variables,
+    /// [`Reason::Fenced`](shared_proto::refusal::Reason::Fenced) if the sender is evicted because another worker cannot reach it.
     pub fn join_ring(
         &mut self,
         now: Instant,
@@ -111,8 +119,8 @@ impl Cluster {
     /// Counts finished steps, once each.
     ///
     /// # Errors
-    /// [`Reason::NotLeased`] if the split is not leased to the sender, [`Reason::FutureClock`] if the sender
-    /// cannot have come so far, [`Reason::StaleEpoch`] if a shard has moved since and may have lost the
+    /// [`Reason::NotLeased`](shared_proto::refusal::Reason::NotLeased) if the split is not leased to the sender, [`Reason::FutureClock`](shared_proto::refusal::Reason::FutureClock) if the sender
+    /// cannot have come so far, [`Reason::StaleEpoch`](shared_proto::refusal::Reason::StaleEpoch) if a shard has moved since and may have lost the
     /// gradients.
     pub fn finish_step(
         &mut self,
@@ -144,8 +152,8 @@ impl Cluster {
     /// counted.
     ///
     /// # Errors
-    /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
-    /// has moved since the weights were pulled, [`Reason::Malformed`] without a loss, or without the model that the
+    /// [`Reason::NotLeased`](shared_proto::refusal::Reason::NotLeased) if the evaluation is not leased to the sender, [`Reason::StaleEpoch`](shared_proto::refusal::Reason::StaleEpoch) if a shard
+    /// has moved since the weights were pulled, [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) without a loss, or without the model that the
     /// last evaluation writes.
     pub fn evaluated(
         &mut self,
@@ -153,14 +161,12 @@ impl Cluster {
         origin: &Origin,
         report: wire::EvaluationReport,
     ) -> Result<bool, Refusal> {
-        let counts = self.take_evaluation(now, origin, report)?;
-        if self.in_lock_step() && !self.ended() {
-            self.plan(now);
-        }
-        Ok(counts)
+        let counts = self.take_evaluation(now, origin, report);
+        self.settle(now);
+        counts
     }
 
-    /// Takes the outcome of [`StoreTask::FindBefore`]: an older checkpoint, or the reason why there is none.
+    /// Takes the outcome of [`StoreTask::FindBefore`](crate::StoreTask::FindBefore): an older checkpoint, or the reason why there is none.
     pub fn older_found(
         &mut self,
         now: Instant,
@@ -182,6 +188,7 @@ impl Cluster {
         if counts && !self.ended() {
             self.begin(now);
         }
+        self.settle(now);
         counts
     }
 
@@ -195,6 +202,7 @@ impl Cluster {
         if self.durable.training.step.is_none() {
             self.save_if_due(now);
         }
+        self.settle(now);
         self.drained()
     }
 
@@ -205,13 +213,15 @@ impl Cluster {
         self.settle(now);
     }
 
-    /// Carries out what the call has left due, until nothing is.
+    /// Carries out the follow-ups of a call, until none is left.
     fn settle(&mut self, now: Instant) {
         while let Some(next) = self.due.take() {
             match next {
                 FollowUp::Evict(member, why) => self.remove(now, member, why),
-                FollowUp::EvictWorkers(why) => self.evict_workers(now, why),
+                FollowUp::EvictWorkers(workers, why) => self.evict_workers(now, &workers, why),
                 FollowUp::FormRing => self.form_ring(now),
+                FollowUp::Plan if self.ended() => {}
+                FollowUp::Plan => self.plan(now),
             }
         }
     }

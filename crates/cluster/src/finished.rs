@@ -1,4 +1,4 @@
-//! What a worker reports about finished steps: it is checked, then counted.
+//! Reports of finished steps: checks, then counts.
 
 use std::time::Instant;
 

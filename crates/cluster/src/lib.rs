@@ -1,7 +1,7 @@
 //! The coordinator's decisions as plain data: calls come in with the time, answers go out, and the caller
 //! fetches the resulting view and records.
 //!
-//! - `events`: the calls that may evict members, form a ring or plan steps; `due`: what they leave due
+//! - `events`: the calls with follow-ups; `due`: these follow-ups
 //! - `messages`: reads and checks calls, and writes answers; `limits`: the limits of their names
 //! - `admission`: of calls
 //! - `members`: registration, leases, generations; `forgotten`: totals of members that are no longer tracked
@@ -26,7 +26,7 @@
 //! - `observed`: counts for people, since this process started; `status`: the status; `outcome`: the end
 //!   of the job, and its summary; `record`: their form in the run directory; `rise`: a warning when the training loss rises
 //!
-//! Methods of `Cluster` call methods of their own file and of files below it, never in a circle (`.ci/call-circles`).
+//! The files of `Cluster` call each other in one direction only; `.ci/call-circles` checks it.
 
 mod admission;
 mod backoff;

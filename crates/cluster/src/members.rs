@@ -114,14 +114,33 @@ impl WorkerProgress {
     }
 }
 
+/// The caller of a registration.
+pub(super) enum Identified {
+    /// It is a member already: the answer to an earlier registration was lost.
+    Member(Task),
+    /// It is to become one.
+    Newcomer(Box<Newcomer>),
+}
+
+/// A process that is to become a member.
+pub(super) struct Newcomer {
+    task: Task,
+    /// The progress that stays counted, if its task has had an earlier process.
+    progress: Option<WorkerProgress>,
+    process: Process,
+    /// The shard of which a server still has the values.
+    kept: Option<usize>,
+    request: wire::RegisterRequest,
+}
+
 impl Cluster {
-    /// Makes the caller a member, as [`Self::register`] says.
-    pub(super) fn add_member(
+    /// Finds out who registers, as [`Self::register`] says. Evicts the earlier process of the identity.
+    pub(super) fn identify(
         &mut self,
         now: Instant,
         role: Role,
         request: wire::RegisterRequest,
-    ) -> Result<Task, Refusal> {
+    ) -> Result<Identified, Refusal> {
         if role == Role::Coordinator || request.identity.is_empty() {
             return Err(Refusal::new(
                 Reason::Malformed,
@@ -141,7 +160,7 @@ impl Cluster {
             }
             // The answer to this registration was lost.
             known.seen = now;
-            return Ok(known.task);
+            return Ok(Identified::Member(known.task));
         }
         let kept = self.kept_shard(earlier, request.holding.as_ref());
         let (task, progress) = match earlier {
@@ -155,30 +174,44 @@ impl Cluster {
                 (task, None)
             }
         };
+        Ok(Identified::Newcomer(Box::new(Newcomer {
+            task,
+            progress,
+            process,
+            kept,
+            request,
+        })))
+    }
+
+    /// Makes a newcomer a member, and gives a server a shard.
+    pub(super) fn add_member(&mut self, now: Instant, newcomer: Newcomer) -> Task {
+        let Newcomer { task, request, .. } = newcomer;
         let member = Member {
             task,
             identity: request.identity,
             address: request.address,
             metrics_address: request.metrics_address,
-            process,
+            process: newcomer.process,
             capacity: (request.capacity_bytes > 0).then_some(request.capacity_bytes),
             seen: now,
             alive: true,
             gone: String::new(),
-            progress: progress.unwrap_or_else(|| WorkerProgress::new(now)),
+            progress: newcomer
+                .progress
+                .unwrap_or_else(|| WorkerProgress::new(now)),
         };
         self.durable.members.insert(task.id, member);
         self.forget_the_dead();
         self.must_persist();
-        if role == Role::Ps {
-            self.place_server(now, task, kept);
+        if task.id.role == Role::Ps {
+            self.place_server(now, task, newcomer.kept);
         }
         self.records.push_back(Record::Joined {
             seconds: self.seconds(now),
             task: task.to_string(),
             generation: task.generation.0,
         });
-        Ok(task)
+        task
     }
 
     /// Evicts the earlier process of an identity, and begins the next generation of its task. Returns the new task, and the progress that
@@ -365,13 +398,15 @@ impl Cluster {
         self.leave_ring(now, task);
     }
 
-    /// Evicts all workers, so that they register again. The step that they are in is dropped.
-    pub(super) fn evict_workers(&mut self, now: Instant, why: &'static str) {
-        let workers: Vec<TaskId> = self.durable.live(Role::Worker).map(|m| m.task.id).collect();
+    /// Evicts workers, so that they register again. The step that they are in is dropped.
+    pub(super) fn evict_workers(&mut self, now: Instant, workers: &[Task], why: &'static str) {
         let until = now + self.lease();
-        for id in workers {
-            self.remove(now, id, why);
-            self.durable.awaited.insert(id, until);
+        for worker in workers {
+            let is_there = |member: &Member| member.alive && member.task == *worker;
+            if self.durable.member(worker.id).is_some_and(is_there) {
+                self.remove(now, worker.id, why);
+                self.durable.awaited.insert(worker.id, until);
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use shared_proto::blocks::{ShardServer, Source};
-use shared_proto::ids::{Epoch, Task};
+use shared_proto::ids::{Epoch, Role, Task};
 use shared_proto::planted;
 use shared_proto::refusal::brief;
 use shared_proto::wire;
@@ -129,8 +129,13 @@ impl Cluster {
             self.restore_progress(&kept.progress);
         }
         self.record_restore(now, kept.number, None);
-        let why = "the job has gone back to a checkpoint";
-        self.due.add(FollowUp::EvictWorkers(why));
+        self.evict_workers_later("the job has gone back to a checkpoint");
+    }
+
+    /// Has the workers evicted that are there now.
+    fn evict_workers_later(&mut self, why: &'static str) {
+        let workers = self.durable.live(Role::Worker).map(|m| m.task).collect();
+        self.due.add(FollowUp::EvictWorkers(workers, why));
     }
 
     /// Orders the initial values to be sent again, because there is no checkpoint yet.
@@ -141,8 +146,7 @@ impl Cluster {
                 map.fill_from(&Source::initializer(epoch));
             }
         }
-        let why = "the initial values are sent once more";
-        self.due.add(FollowUp::EvictWorkers(why));
+        self.evict_workers_later("the initial values are sent once more");
     }
 
     /// Makes a checkpoint's progress the job's.

@@ -29,7 +29,7 @@ impl Cluster {
 
     /// Computes the view from all members. It has the number of the newest view.
     pub(crate) fn fresh_view(&mut self) -> View {
-        debug_assert!(self.due.is_empty(), "a call has left {:?} due", self.due);
+        debug_assert!(self.due.is_empty(), "a call has left {:?}", self.due);
         let mut workers: Vec<Task> = self.durable.live(Role::Worker).map(|m| m.task).collect();
         workers.sort_by_key(|task| task.id.index);
         View {

@@ -1,7 +1,7 @@
 //! The parts of a process that are the same for all roles.
 //!
 //! - [`process`]: a main function: log, metrics, signals, exit code
-//! - [`settings`]: the settings of all processes, and a job's flags
+//! - [`settings`]: the settings of all processes; [`job_flags`]: a job's settings by flag
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
 //! - [`Offload`]: runs work that would hold up messages
 //! - [`output`]: the log, and what is printed

@@ -32,6 +32,7 @@ struct Asked {
 
 impl Stages {
     /// Returns one stage for each of these devices, in the order of the blocks.
+    #[doc(hidden)]
     pub fn on(devices: Vec<Device>) -> Self {
         Self {
             devices,
@@ -40,16 +41,19 @@ impl Stages {
     }
 
     /// Returns the number of stages.
+    #[doc(hidden)]
     pub fn count(&self) -> usize {
         self.devices.len().max(1)
     }
 
     /// Returns the device of each stage; none by default.
+    #[doc(hidden)]
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
     /// Returns the blocks of a stage.
+    #[doc(hidden)]
     pub fn blocks_of(&self, stage: usize, blocks: usize) -> Range<usize> {
         let stages = self.count();
         // Block `b` is in stage `b * stages / blocks`, rounded down.
@@ -99,6 +103,7 @@ impl Stages {
     }
 
     /// Returns the number of blocks for which a model has asked for variables, and the stage of each of these.
+    #[doc(hidden)]
     pub fn asked(&self) -> (Option<usize>, BTreeMap<String, usize>) {
         let asked = self.asked.lock();
         (asked.blocks, asked.variables.clone())

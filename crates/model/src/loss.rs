@@ -76,7 +76,7 @@ impl Loss {
     }
 
     /// Returns the loss without label smoothing, which is for training alone.
-    pub fn plain(self) -> Self {
+    pub(crate) fn plain(self) -> Self {
         match self {
             Self::CrossEntropy { .. } => Self::CrossEntropy { smoothing: 0.0 },
             loss => loss,

@@ -91,7 +91,7 @@ impl Name {
     }
 
     /// Returns an accumulator of this metric, for a target that was changed by `scale`.
-    pub fn metric(self, loss: Loss, scale: Option<Scale>) -> Box<dyn Metric> {
+    pub(crate) fn metric(self, loss: Loss, scale: Option<Scale>) -> Box<dyn Metric> {
         let unit = match self {
             Self::Rmse | Self::Mae => scale.map_or(1.0, |scale| scale.deviation),
             _ => 1.0,

@@ -90,6 +90,7 @@ impl Objective {
     }
 
     /// Returns the accumulators of the metrics.
+    #[doc(hidden)]
     pub fn accumulators(&self) -> Vec<(String, Box<dyn Metric>)> {
         let metric = |name: &metrics::Name| (name.to_string(), name.metric(self.loss, self.scale));
         self.metrics.iter().map(metric).collect()

@@ -44,6 +44,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns the pass of a block for a batch, or a micro-batch, of the step.
+    #[doc(hidden)]
     pub fn of_block(&self, block: usize, batch: u32) -> Self {
         Self {
             block: block as u32 + 1,
@@ -52,6 +53,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns the pass of the whole model for a batch, or a micro-batch, of the step.
+    #[doc(hidden)]
     pub fn of_batch(&self, batch: u32) -> Self {
         Self {
             training: self.training,
@@ -66,6 +68,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns the number of a batch: another one with each call.
+    #[doc(hidden)]
     pub fn next_batch(&self) -> u32 {
         self.batches.replace(self.batches.get().wrapping_add(1))
     }

@@ -74,7 +74,7 @@ impl Registry {
     /// Adds a data source, or replaces the one that had its name.
     #[must_use]
     pub fn data<S: Source>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
-        self.sources = self.sources.with::<S>(name);
+        self.sources = self.sources.data::<S>(name);
         self
     }
 
@@ -85,7 +85,7 @@ impl Registry {
         name: impl Into<Cow<'static, str>>,
         open: impl Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync + 'static,
     ) -> Self {
-        self.sources = self.sources.opened_by(name, open);
+        self.sources = self.sources.open_by(name, open);
         self
     }
 

@@ -1,14 +1,14 @@
 //! A job's model, with its variables and tables.
 
 use candle_core::{DType, Device};
-use shared_proto::job::{Job, Precision, TableSettings, matches_pattern};
-
-use super::error::ReplicaError;
 use model::input::Signature;
 use model::registry::Registry;
 use model::tables::{ModelTables, Tables};
 use model::{Model, Objective, Setup, Stages};
+use shared_proto::job::{Job, Precision, TableSettings, matches_pattern};
 use variables::Variables;
+
+use super::error::ReplicaError;
 
 /// Returns the type of numbers in a job's matrix products and convolutions.
 pub fn precision(job: &Job) -> DType {

@@ -11,9 +11,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use candle_core::Device;
 use futures_util::future::{join_all, try_join_all};
+use model::registry::Registry;
 use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
+use variables::{BucketedGradients, Part, mean_gradients};
 
 use self::gpus::Adding;
 use self::share::{Share, part};
@@ -29,8 +31,6 @@ use super::step::{Computed, Positions, Step};
 use super::thread::ModelReplica;
 use crate::device;
 use crate::threads;
-use model::registry::Registry;
-use variables::{BucketedGradients, Part, mean_gradients};
 
 /// The replicas of a worker, at least one. All hold the same values.
 pub struct DeviceReplicas {

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use shared_proto::step::{Want, WantedRows};
-
-use super::error::ReplicaError;
 use model::input::{Order, Samples, read};
 use model::tables::{self, ModelTables};
 use model::{Batch, Metric, Metrics, Model, Objective, Pass};
+use shared_proto::step::{Want, WantedRows};
+
+use super::error::ReplicaError;
 
 /// The number of samples that are evaluated together.
 pub const EVALUATION_BATCH: u64 = 256;

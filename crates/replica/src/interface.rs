@@ -5,17 +5,17 @@ use std::pin::Pin;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use model::Metrics;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::payload::Elements;
 use shared_proto::step::Want;
 use shared_proto::table::TableSpec;
 use tokio::sync::oneshot;
+use variables::Part;
 
 use super::error::ReplicaError;
 use super::mirror::Mirror;
 use super::step::{Computed, Positions, Step};
-use model::Metrics;
-use variables::Part;
 
 /// A batch that a replica prepares.
 #[derive(Debug)]

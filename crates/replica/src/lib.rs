@@ -31,8 +31,7 @@ pub mod threads;
 
 pub use build::{Built, Place, build, precision};
 pub use devices::DeviceReplicas;
-pub use error::ReplicaError;
-pub use error::panic_message;
+pub use error::{ReplicaError, panic_message};
 pub use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use filling::{Filled, Filling, filling};
 pub use interface::{Computing, Description, Evaluation, EvaluationPart, Prepared, Replica};

@@ -6,13 +6,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use shared_proto::ids::{Clock, Epoch, RunNumber};
 use shared_proto::payload::Elements;
+use variables::BucketedGradients;
 
 use super::error::ReplicaError;
 use super::filling::Filling;
 use super::neighbours::Neighbours;
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
-use variables::BucketedGradients;
 
 /// A replica that keeps the values between steps, with the optimizer's state: all replicas of a job hold the same bits.
 #[async_trait(?Send)]

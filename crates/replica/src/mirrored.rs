@@ -7,13 +7,13 @@ use shared_proto::ids::Epoch;
 use shared_proto::job::Job;
 use shared_proto::payload::Elements;
 use tokio::sync::oneshot;
-
-use super::error::ReplicaError;
-use super::mirror::{Held, MirrorState, SlotShare, StepsMade, ValuesId};
 use variables::{
     BucketedGradients, DeviceGradients, HeldSlots, LocalOptimizer, UpdateGroups, Variables,
     VariablesError,
 };
+
+use super::error::ReplicaError;
+use super::mirror::{Held, MirrorState, SlotShare, StepsMade, ValuesId};
 
 /// Where the answer to a command goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;

@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use candle_core::Device;
+use model::input::{Order, Samples, read};
+use model::tables::{self, ModelTables};
+use model::{Batch, Model};
 use parking_lot::RwLock;
 use shared_proto::job::Job;
 use shared_proto::step::{EVERY_BATCH, Want, WantedRows};
@@ -12,9 +15,6 @@ use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
 use super::step::Positions;
-use model::input::{Order, Samples, read};
-use model::tables::{self, ModelTables};
-use model::{Batch, Model};
 
 /// The batches of a step.
 pub(super) type Batches = Result<Assembled, ReplicaError>;

@@ -1,7 +1,7 @@
 //! The protocol and the types that all roles of Flambeau share: the lowest floor.
 //!
 //! - [`wire`]: messages and services made from `proto/`, as generated
-//! - [`protocol`]: its version, sizes of messages, addresses
+//! - [`protocol`]: the version of the protocol, sizes of messages, addresses
 //! - [`ids`]: tasks, clocks, versions
 //! - [`blocks`]: the blocks of variables, and the shard map
 //! - [`payload`]: tensors as bytes; [`values`]: those of a block, or rows

@@ -18,7 +18,7 @@ thread_local! {
 ///
 /// # Errors
 /// The driver's.
-pub fn read(storage: &CudaStorage, range: Range<usize>) -> Result<Vec<f32>> {
+pub(super) fn read(storage: &CudaStorage, range: Range<usize>) -> Result<Vec<f32>> {
     let from = storage.as_cuda_slice::<f32>()?.slice(range);
     let mut values = Vec::new();
     with_memory(&storage.device.cuda_stream(), |memory| match memory {

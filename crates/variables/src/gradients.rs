@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use candle_core::Var;
 use candle_core::backprop::GradStore;
+use model::tables;
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::job::Clip;
 use shared_proto::kernel::{Kernel, Simd, WithSimd};
@@ -17,7 +18,6 @@ use super::error::VariablesError;
 use super::initial::is_measured;
 use super::memory::{Overwrite, elements};
 use super::set::Variables;
-use model::tables;
 
 /// The values, before a step, of the variables that a model changes while it computes.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Variables {
     /// Does the same as [`Self::trained_gradients`] for some of the variables. The gradients of the others have no elements.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::trained_gradients`].
     pub fn gradients_of(
         &self,
         store: &GradStore,
@@ -164,7 +164,7 @@ impl Variables {
 pub struct Trained(Vec<Vec<f32>>);
 
 impl Trained {
-    /// The gradients of all variables as one.
+    /// Returns gradients that are one vector already.
     pub fn whole(gradient: Vec<f32>) -> Self {
         Self(vec![gradient])
     }

@@ -1,4 +1,4 @@
-//! A model's variables, and the only place where bytes meet candle's memory.
+//! A model's variables: values, gradients and updates in candle's memory.
 //!
 //! - `set`: the variables by number, their values and how they are overwritten
 //! - `initial`: initial values from a seed
@@ -7,6 +7,7 @@
 //!   `on_device`: all of it in the memory of a GPU
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
+//! - `error`: the errors of all of these
 //! - `memory`: candle's memory, read and written; `gpu_copies`: that of a GPU
 
 mod buckets;
@@ -27,10 +28,9 @@ mod update;
 pub use buckets::{BucketPlan, BucketedGradients};
 pub use error::VariablesError;
 pub use files::{digest_of, read};
-pub use gradients::Measured;
-pub use gradients::{Trained, mean_gradients, sum_of_squares, sum_of_squares_times};
+pub use gradients::{Measured, Trained, mean_gradients, sum_of_squares, sum_of_squares_times};
 pub use memory::with_elements;
-pub use on_device::{DeviceGradients, UpdateGroups};
+pub use on_device::{DeviceGradients, MeasuredOnDevice, UpdateGroups};
 pub use optimizer::{HeldSlots, LocalOptimizer};
 pub use set::{Part, Variables};
 pub use slots::Places;

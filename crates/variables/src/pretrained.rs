@@ -8,12 +8,12 @@ use std::path::Path;
 use candle_core::pickle::PthTensors;
 use candle_core::safetensors::Load;
 use candle_core::{DType, Device, Tensor};
+use model::candle_error::plain;
 use safetensors::SafeTensors;
 use shared_proto::payload::Elements;
 
 use super::error::VariablesError;
 use super::set::Variables;
-use model::candle_error::plain;
 
 /// The keys under which training scripts keep the variables in a PyTorch file.
 const STATE_KEYS: [&str; 2] = ["state_dict", "model"];

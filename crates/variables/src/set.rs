@@ -23,7 +23,7 @@ pub struct Part {
 
 /// A model's variables, sorted by name: a variable's number is the same in every process.
 #[derive(Debug)]
-pub struct Variables(pub Vec<(VariableSpec, Var)>);
+pub struct Variables(pub(crate) Vec<(VariableSpec, Var)>);
 
 impl Variables {
     /// Returns no variables.

@@ -70,7 +70,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// The places of a model's variables in a job.
+    /// Returns the places of a model's variables in a job.
     pub fn of<'a>(job: &Job, variables: impl Iterator<Item = &'a VariableSpec>) -> Self {
         Self::new(variables.map(|spec| {
             let changes = spec.kind.takes_updates();

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use daemon::membership::Membership;
 use daemon::process::Onward;
+use replica::Replica;
 use shared_proto::job::Job;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::WorkerError;
 use crate::member::{Member, Replicas};
 use crate::strategy::{Joining, Strategy, StrategyError};
-use replica::Replica;
 
 pub use crate::member::Parts;
 

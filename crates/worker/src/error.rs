@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use daemon::membership::MembershipError;
 use network::transport::Listen;
-use shared_proto::job::JobError;
-
-use crate::strategy::StrategyError;
 use replica::ReplicaError;
 use replica::device::DeviceError;
+use shared_proto::job::JobError;
 use variables::VariablesError;
+
+use crate::strategy::StrategyError;
 
 /// The error with which a worker ended.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,7 @@
 //! - [`loops`]: training loops that a program writes itself
 //! - [`tf_config`]: the cluster that a launcher made for TensorFlow describes
 //! - `best`: the best evaluation of a run
-//! - [`alone`]: what runs without a cluster
+//! - [`alone`]: jobs and models without a cluster
 
 pub mod alone;
 mod best;

@@ -9,6 +9,7 @@ use collective::Exchange;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::{After, Again, Onward};
 use network::Network;
+use replica::Replica;
 use shared_proto::ids::{Clock, RunNumber};
 use shared_proto::job::Job;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,6 @@ use crate::error::WorkerError;
 use crate::reporter::Reporter;
 use crate::strategy::{Joining, Stores, Strategy, StrategyError};
 use crate::trainer::Trainer;
-use replica::Replica;
 
 /// The pause before the worker registers again.
 const REGISTER_AGAIN: Duration = Duration::from_millis(50);

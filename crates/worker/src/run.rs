@@ -10,10 +10,13 @@ use collective::{Exchange, LinkService, SHARED_MEMORY, take_links};
 use daemon::membership::{Coordinator, Membership, Registration};
 use daemon::process::{After, Process};
 use daemon::settings::{ConnectionSettings, LocationSettings, MemberSettings, ProcessSettings};
+use model::registry::Registry;
 use network::SystemNetwork;
 use network::connections::{Connections, Port};
 use network::listener::Listener;
 use network::transport::Listen;
+use replica::DeviceReplicas;
+use replica::device;
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
 use shared_proto::task::{self, boxed};
@@ -23,9 +26,6 @@ use tokio_util::sync::CancellationToken;
 use crate::error::WorkerError;
 use crate::member::{Member, Parts, Replicas, leave};
 use crate::strategy::{self, Stores};
-use model::registry::Registry;
-use replica::DeviceReplicas;
-use replica::device;
 
 /// The time for which a worker that cannot work tries to tell the coordinator.
 const TELL: Duration = Duration::from_secs(15);

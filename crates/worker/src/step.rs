@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use replica::{Prepared, Replica, Step};
 use shared_proto::ids::Clock;
 use shared_proto::job::{NonFinite, StageGroups};
 use shared_proto::step::Gradients;
@@ -11,7 +12,6 @@ use tokio::time::Instant;
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
 use crate::strategy::{Pushed, Pushing, Strategy, StrategyError};
-use replica::{Prepared, Replica, Step};
 
 /// The place of a step in a job.
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use daemon::membership::{Membership, MembershipError};
+use model::Metrics;
+use replica::{Positions, Prepared, Replica, ReplicaError};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::{Job, OnFullDisk, StageGroups, run_dir};
 use shared_proto::view::learning_rate_factor;
@@ -13,6 +15,7 @@ use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
 use tokio::task::JoinError;
 use tokio::time::Instant;
+use variables::digest_of;
 
 use crate::best::{Candidate, Kept};
 use crate::counters::Counters;
@@ -21,9 +24,6 @@ use crate::reporter::{Reporter, SplitProgress};
 use crate::step::{PlaceOfStep, compute, idle, push};
 use crate::strategy::{Strategy, StrategyError};
 use crate::unfinished::Unfinished;
-use model::Metrics;
-use replica::{Positions, Prepared, Replica, ReplicaError};
-use variables::digest_of;
 
 /// The pause before a file is written again for which there was no room.
 const ROOM_AGAIN: Duration = Duration::from_secs(2);

@@ -3,12 +3,12 @@
 
 use daemon::membership::MembershipError;
 use daemon::process::Failure;
+use replica::ReplicaError;
 use shared_proto::wire::WorkerFailure;
+use variables::VariablesError;
 
 use crate::error::WorkerError;
 use crate::strategy::StrategyError;
-use replica::ReplicaError;
-use variables::VariablesError;
 
 /// Exit code of a worker that cannot work while others can.
 pub(crate) const CANNOT_WORK: u8 = 3;

@@ -10,19 +10,16 @@ use std::sync::Arc;
 
 use cluster::Turn;
 use daemon::process::Process;
-use network::connections::{Connections, Port};
 use network::transport::Listen;
 use shared_proto::job::{Job, run_dir};
-use shared_proto::task;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::begin::{Resume, is_same};
 use super::error::CoordinatorError;
 use super::job::{PERSIST_AGAIN, QueuedJob, persist_end};
 use super::settings::Settings;
-use super::wiring::{DRAIN, serve};
+use super::wiring::{DRAIN, spawn_server};
 use super::work::Beginning;
 use crate::calls::current_job::CurrentJob;
 use crate::calls::jobs::JobCalls;
@@ -149,21 +146,6 @@ impl From<QueueError> for Unprepared {
     fn from(error: QueueError) -> Self {
         Self::Queue(error)
     }
-}
-
-pub(super) fn spawn_server(
-    service: Service,
-    settings: &Settings,
-    process: &Process,
-    listener: TcpListener,
-    stop: CancellationToken,
-) -> JoinHandle<Result<(), tonic::transport::Error>> {
-    let connections = Connections::new(
-        Port::Coordinator,
-        settings.connections.limits(&Listen::Tcp(settings.listen)),
-    );
-    let incoming = process.security.accepted(connections.incoming(listener));
-    task::spawn_with_result(serve(service, incoming, stop))
 }
 
 impl LongLived<'_> {
@@ -392,7 +374,9 @@ impl LongLived<'_> {
             address: self.address,
             process: self.process,
         };
-        let work = beginning.begin().await?;
+        let work = beginning.begin().await?.start().await?;
+        let (run_dir, again) = (work.dir.display(), work.again);
+        tracing::info!(id = entry.id, name = entry.name, %run_dir, again, "coordinating a job");
         Ok(QueuedJob { entry, work })
     }
 

@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::begin::Resume;
 use super::error::CoordinatorError;
-use super::long_lived::{self, Place, spawn_server};
+use super::long_lived::{self, Place};
 use super::place::{bind, register};
 use super::settings::Settings;
-use super::wiring::DRAIN;
+use super::wiring::{DRAIN, spawn_server};
 use super::work::{Beginning, Work};
 use crate::calls::current_job::CurrentJob;
 use crate::calls::service::Service;
@@ -84,10 +84,11 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let Some(begun) = begun.await else {
         return Ok(());
     };
-    let work = begun?;
+    let work = begun?.start().await?;
+    let slot = Slot::new(Some(work.active(0, "")));
     let service = Service {
         current_job: CurrentJob {
-            slot: Slot::new(Some(work.active(0, ""))),
+            slot: slot.clone(),
             security: process.security.clone(),
         },
         queue: None,
@@ -96,16 +97,19 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let server = spawn_server(service, &settings, &process, listener, stop.clone());
     process.announce_page(Some(Listen::Tcp(address)), page_address);
     process.readiness.set(true);
-    tracing::info!(%address, run_dir = %dir.display(), "coordinating");
+    let again = work.again;
+    tracing::info!(%address, run_dir = %dir.display(), again, "coordinating");
     let _registered = register(address, page_address, &dir, &process.security);
     let page = Page::serve(&process.security, browsers);
     page.show(Some(work.shown()));
     let summary = see_to_its_end(&work, &page, &process).await;
     // The page and calls hold the cluster, which holds the queue of records open.
     drop(page);
+    work.running.stop();
     stop.cancel();
     // Connections that clients do not close are dropped.
     let served = tokio::time::timeout(DRAIN, server).await;
+    slot.set(None);
     work.close().await;
     let summary = summary?;
     if let Ok(Ok(served)) = served {

@@ -7,15 +7,19 @@ use std::time::Duration;
 use checkpoint::{CheckpointError, Claim, Store};
 use cluster::{Cluster, Record, Summary};
 use daemon::Offload;
+use daemon::process::Process;
 use futures_util::future::BoxFuture;
-use network::connections::{AcceptedStream, Caller};
+use network::connections::{AcceptedStream, Caller, Connections, Port};
 use network::listener;
 use network::security::Security;
-use network::transport;
+use network::transport::{self, Listen};
 use parking_lot::Mutex;
+use shared_proto::task;
 use shared_proto::view::View;
 use shared_proto::wire::coordinator_server::CoordinatorServer;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Status};
@@ -23,6 +27,7 @@ use tonic::{Request, Status};
 use super::begin::{Begun, Keeping};
 use super::error::CoordinatorError;
 use super::gauges::Gauges;
+use super::settings::Settings;
 use crate::calls::callers::Counted;
 use crate::calls::current_job::CurrentJob;
 use crate::calls::service::Service;
@@ -133,8 +138,24 @@ impl Parts {
     }
 }
 
+/// Serves calls on a task of its own, until `stop`.
+pub(super) fn spawn_server(
+    service: Service,
+    settings: &Settings,
+    process: &Process,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> JoinHandle<Result<(), tonic::transport::Error>> {
+    let connections = Connections::new(
+        Port::Coordinator,
+        settings.connections.limits(&Listen::Tcp(settings.listen)),
+    );
+    let incoming = process.security.accepted(connections.incoming(listener));
+    task::spawn_with_result(serve(service, incoming, stop))
+}
+
 /// Serves calls until `stop`.
-pub(crate) fn serve(
+fn serve(
     service: Service,
     incoming: AcceptedStream,
     stop: CancellationToken,

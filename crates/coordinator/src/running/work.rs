@@ -1,12 +1,14 @@
 //! The work on a job: from its beginning in a run directory to its end.
 
+use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cluster::{Summary, Turn};
 use daemon::Offload;
 use daemon::process::Process;
+use network::security::Security;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::task;
@@ -25,7 +27,10 @@ pub(super) struct Work {
     pub(super) running: Running,
     work: JoinHandle<()>,
     recorder: Recorder,
-    dir: PathBuf,
+    /// The run directory.
+    pub(super) dir: PathBuf,
+    /// True if an earlier process has worked on the job.
+    pub(super) again: bool,
 }
 
 /// How a job is begun.
@@ -44,18 +49,23 @@ pub(super) struct Beginning<'a> {
     pub(super) process: &'a Process,
 }
 
+/// A job that is begun, and not at work yet.
+pub(super) struct Ready {
+    begun: Begun,
+    state: State,
+    dir: PathBuf,
+    security: Security,
+}
+
 impl Beginning<'_> {
     /// Begins the job, or resumes it from the state in its run directory.
     ///
     /// # Errors
     /// See [`begin`].
-    pub(super) async fn begin(self) -> Result<Work, CoordinatorError> {
+    pub(super) async fn begin(self) -> Result<Ready, CoordinatorError> {
         let Self { dir, mut job, .. } = self;
-        let unwritable = |error| CoordinatorError::RunDir {
-            dir: dir.clone(),
-            error,
-        };
-        tokio::fs::create_dir_all(&dir).await.map_err(unwritable)?;
+        let created = tokio::fs::create_dir_all(&dir).await;
+        created.map_err(|error| unwritable(&dir, error))?;
         job.run_dir = Some(dir.clone());
         let path = dir.join(run_dir::STATE);
         let state = State::open(&path).map_err(|error| CoordinatorError::State { path, error })?;
@@ -68,18 +78,34 @@ impl Beginning<'_> {
             turn: self.turn,
             here: here(self.address),
         };
-        let begun: Begun = begin(job, &dir, &state, wish).await?;
+        Ok(Ready {
+            begun: begin(job, &dir, &state, wish).await?,
+            state,
+            dir,
+            security: self.process.security.clone(),
+        })
+    }
+}
+
+impl Ready {
+    /// Starts the work. It must not be cancelled, because the run owns the location of its checkpoints now.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::RunDir`].
+    pub(super) async fn start(self) -> Result<Work, CoordinatorError> {
+        let Self {
+            begun, state, dir, ..
+        } = self;
+        let again = begun.again;
         let store = begun.keeping.as_ref().map(|keeping| keeping.store.clone());
-        let recorder = Recorder::open(&dir, begun.cluster.job(), begun.again, store).await;
-        let recorder = recorder.map_err(unwritable)?;
-        let name = &begun.cluster.job().name;
-        tracing::info!(name, run_dir = %dir.display(), again = begun.again, "coordinating a job");
+        let recorder = Recorder::open(&dir, begun.cluster.job(), again, store).await;
+        let recorder = recorder.map_err(|error| unwritable(&dir, error))?;
         let parts = Parts {
             begun,
             state,
             records: recorder.lines(),
             offload: Offload::Threads,
-            security: self.process.security.clone(),
+            security: self.security,
         };
         let (running, work) = parts.start();
         Ok(Work {
@@ -87,7 +113,15 @@ impl Beginning<'_> {
             work: task::spawn(work),
             recorder,
             dir,
+            again,
         })
+    }
+}
+
+fn unwritable(dir: &Path, error: io::Error) -> CoordinatorError {
+    CoordinatorError::RunDir {
+        dir: dir.to_owned(),
+        error,
     }
 }
 
@@ -115,10 +149,7 @@ impl Work {
             return Ok(());
         }
         let written = self.recorder.summarise(summary).await;
-        written.map_err(|error| CoordinatorError::RunDir {
-            dir: self.dir.clone(),
-            error,
-        })
+        written.map_err(|error| unwritable(&self.dir, error))
     }
 
     /// Ends the work on the job. No call and no page may hold the job any more.

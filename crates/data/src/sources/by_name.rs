@@ -47,22 +47,22 @@ impl fmt::Debug for Opener {
 pub struct Sources(BTreeMap<Cow<'static, str>, Opener>);
 
 impl Sources {
-    /// Returns `digits`, `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `clicks` and
+    /// Returns the sources that ship: `digits`, `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `clicks` and
     /// `random`.
     pub fn builtin() -> Self {
         Self(BTreeMap::new())
-            .with::<Digits>("digits")
-            .with::<Idx>("mnist")
-            .with::<Idx>("fashion-mnist")
-            .with::<Csv>("csv")
-            .with::<Parquet>("parquet")
-            .with::<Cifar10>("cifar10")
-            .with::<Npy>("npy")
-            .with::<Images>("image-folder")
-            .with::<LibSvm>("libsvm")
-            .with::<Criteo>("criteo")
-            .with::<Clicks>("clicks")
-            .with::<Random>("random")
+            .data::<Digits>("digits")
+            .data::<Idx>("mnist")
+            .data::<Idx>("fashion-mnist")
+            .data::<Csv>("csv")
+            .data::<Parquet>("parquet")
+            .data::<Cifar10>("cifar10")
+            .data::<Npy>("npy")
+            .data::<Images>("image-folder")
+            .data::<LibSvm>("libsvm")
+            .data::<Criteo>("criteo")
+            .data::<Clicks>("clicks")
+            .data::<Random>("random")
     }
 
     /// Returns the names, in their order.
@@ -72,7 +72,7 @@ impl Sources {
 
     /// Adds a data source, or replaces the one that had its name.
     #[must_use]
-    pub fn with<S: Source>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
+    pub fn data<S: Source>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         let source = Opener {
             open: Arc::new(S::open),
             streams: S::STREAMS,
@@ -83,7 +83,7 @@ impl Sources {
 
     /// Adds data that a function opens, or replaces the source that had its name.
     #[must_use]
-    pub fn opened_by(
+    pub fn open_by(
         mut self,
         name: impl Into<Cow<'static, str>>,
         open: impl Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync + 'static,

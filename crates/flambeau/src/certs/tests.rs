@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use super::*;
 use network::security::Security;
+
+use super::*;
 
 const NOTHING: [String; 0] = [];
 

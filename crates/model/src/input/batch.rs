@@ -141,7 +141,7 @@ impl Batch {
     }
 
     /// Returns the values of a column of ids, one after the other if samples have different numbers of them.
-    pub fn ids_of(&self, column: &str) -> Result<&Tensor> {
+    pub(crate) fn ids_of(&self, column: &str) -> Result<&Tensor> {
         match self.inputs.get(column) {
             Some(Feature::Dense(values)) => Ok(values),
             Some(Feature::Ragged(ragged)) => Ok(&ragged.values),
@@ -150,7 +150,7 @@ impl Batch {
     }
 
     /// Sets the places of the rows of a column's ids.
-    pub fn set_rows(&mut self, table: &str, column: &str, places: Tensor) {
+    pub(crate) fn set_rows(&mut self, table: &str, column: &str, places: Tensor) {
         let key = (table.to_owned(), column.to_owned());
         self.rows.insert(key, places);
     }
@@ -203,6 +203,7 @@ impl Batch {
     }
 
     /// Returns the dense inputs, by name.
+    #[doc(hidden)]
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.inputs
             .iter()
@@ -216,6 +217,7 @@ impl Batch {
     ///
     /// # Errors
     /// candle's.
+    #[doc(hidden)]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let there = |values: &Tensor| values.to_device(device);
         let input = |feature: &Feature| -> Result<Feature> {

@@ -13,8 +13,6 @@ mod distinct;
 mod local;
 mod settings;
 
-pub use declared::{Embeddings, Pool, Tables};
-pub use declared::{ModelTables, StepRows, gradients, wants};
-pub use local::LocalTables;
-pub use local::{RowSource, RowsOf, SavedTables, restored};
+pub use declared::{Embeddings, ModelTables, Pool, StepRows, Tables, gradients, wants};
+pub use local::{LocalTables, RowSource, RowsOf, SavedTables, restored};
 pub use settings::Table;

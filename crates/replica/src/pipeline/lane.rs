@@ -7,12 +7,12 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Error};
+use model::Batch;
 
 use super::schedule::{Direction, Operation};
 use super::stage::{Running, StageResult, StepOf};
 use super::ways::{Inlet, Parcel};
 use crate::error::panic_message;
-use model::Batch;
 
 /// A device within a step.
 pub(super) struct Lane<'a> {

@@ -27,6 +27,7 @@ use std::sync::mpsc::sync_channel;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
+use model::{Batch, Model, Objective, Pass, Stages};
 use parking_lot::Mutex;
 use shared_proto::job::{Job, PipelineSchedule};
 
@@ -40,7 +41,6 @@ use self::ways::{Inlet, Outlet, Ways};
 use super::build::{Built, precision};
 use super::error::ReplicaError;
 use super::neighbours::Neighbour;
-use model::{Batch, Model, Objective, Pass, Stages};
 
 pub(super) use bubble::{Bubble, Spent};
 pub(super) use place::Places;

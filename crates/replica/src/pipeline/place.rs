@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Var};
+use model::{Model, Stages};
 use shared_proto::job::Strategy;
+use variables::Variables;
 
 use crate::device;
 use crate::error::ReplicaError;
-use model::{Model, Stages};
-use variables::Variables;
 
 /// Consecutive blocks of a model on a device.
 pub(super) struct Stage {

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor, Var, bail};
+use model::{Batch, Model, Objective, Pass};
 use nn::{backward, backward_from};
 
 use super::averages::Averages;
 use super::micro::MicroBatch;
 use super::place::Stage;
 use super::ways::{Activations, Gradient, Parcel, Ways};
-use model::{Batch, Model, Objective, Pass};
 
 /// The parts of a step that all stages share.
 pub(super) struct StepOf<'a> {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
+use model::input::{Order, Purpose, read};
+use model::registry::Registry;
+use model::{Setup, forward_blocks};
 use nn::Linear;
 use shared_proto::job::Job;
 
 use super::*;
 use crate::build::{Place, build};
-use model::input::{Order, Purpose, read};
-use model::registry::Registry;
-use model::{Setup, forward_blocks};
 
 const FORWARD: Duration = Duration::from_millis(5);
 const BACKWARD: Duration = Duration::from_millis(10);

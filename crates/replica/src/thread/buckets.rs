@@ -6,10 +6,12 @@ use std::rc::Rc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId, Var};
+use model::tables;
 use nn::{Watch, backward_watched};
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
+use variables::{Variables, VariablesError, sum_of_squares, with_elements};
 
 use super::pass::loss_value;
 use super::{Thread, nothing};
@@ -17,8 +19,6 @@ use crate::error::ReplicaError;
 use crate::filling::Filling;
 use crate::mirror::InBuckets;
 use crate::step::{Computed, Positions, Step};
-use model::tables;
-use variables::{Variables, VariablesError, sum_of_squares, with_elements};
 
 /// The newest step that was computed in buckets.
 #[derive(Default)]

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use candle_core::{Device, DeviceLocation, Error, Tensor};
-
-use crate::device;
 use model::Batch;
 use model::candle_error::plain;
 use variables::Variables;
+
+use crate::device;
 
 /// Parts of the names of CUDA's and its libraries' errors for lack of memory.
 const PARTS_OF_NAMES: [&str; 2] = ["OUT_OF_MEMORY", "ALLOC_FAILED"];

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use shared_proto::payload::Elements;
+use variables::{BucketedGradients, VariablesError};
 
 use super::{Command, ModelReplica};
 use crate::error::ReplicaError;
@@ -15,7 +16,6 @@ use crate::mirror::{
 use crate::mirrored::{MirrorCommand, Values};
 use crate::rounds::Others;
 use crate::step::{Computed, Positions, Step};
-use variables::{BucketedGradients, VariablesError};
 
 impl ModelReplica {
     /// Returns the values of all variables.

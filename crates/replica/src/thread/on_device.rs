@@ -5,10 +5,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use candle_core::{Error, Tensor};
+use model::candle_error::plain;
+use model::tables;
 use nn::backward;
 use shared_proto::job::Clip;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
+use variables::{DeviceGradients, UpdateGroups, VariablesError, sum_of_squares};
 
 use super::gpus::{GroupCommunicator, LocalCommunicator, NcclId};
 use super::memory::OutOfMemory;
@@ -18,9 +21,6 @@ use crate::error::ReplicaError;
 use crate::mirror::{DeviceGroup, DeviceSteps, GroupError, StepsMade};
 use crate::mirrored::Reply;
 use crate::step::{Computed, Positions, Step};
-use model::candle_error::plain;
-use model::tables;
-use variables::{DeviceGradients, UpdateGroups, VariablesError, sum_of_squares};
 
 /// The state of steps on the device.
 #[derive(Default)]

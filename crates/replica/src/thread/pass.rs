@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
+use model::tables::StepRows;
+use model::{Batch, Pass};
 use nn::{backward, synchronised};
 use shared_proto::step::WantedRows;
+use variables::Trained;
 
 use super::handle::ended;
 use super::memory::OutOfMemory;
@@ -15,9 +18,6 @@ use crate::pipeline::Neighbouring;
 use crate::reader::Assembled;
 use crate::rounds::Others;
 use crate::step::{Computed, Positions, Step};
-use model::tables::StepRows;
-use model::{Batch, Pass};
-use variables::Trained;
 
 /// A step before its passes.
 pub(super) struct Begun {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use candle_core::{Tensor, Var};
 use candle_nn::VarBuilder;
+use model::{Batch, Model, Pass, Setup};
 use nn::Replicas as _;
 use shared_proto::job::Job;
+use variables::{Trained, Variables};
 
 use super::pass::Begun;
 use super::{Command, ModelReplica, Thread};
@@ -18,8 +20,6 @@ use crate::neighbours::Neighbours;
 use crate::pipeline::{Neighbouring, Passed, Pipeline, Spent};
 use crate::rounds::Others;
 use crate::step::{Computed, Positions, Step};
-use model::{Batch, Model, Pass, Setup};
-use variables::{Trained, Variables};
 
 /// A command of a replica that has some stages.
 pub(super) enum StageCommand {

@@ -246,7 +246,7 @@ async fn all_workers_of_a_group_see_a_gradient_that_is_not_finite() {
 /// The time of a step is taken from outside, and what all stages take is known. The stages sleep, so that any number of workers finds a
 /// core.
 #[tokio::test]
-#[ignore = "it measures time: cargo test -p flambeau-worker --test model_parallel -- --ignored --nocapture the_bubble_of_workers"]
+#[ignore = "it measures time: cargo test -p flambeau-replica --test model_parallel -- --ignored --nocapture the_bubble_of_workers"]
 async fn the_bubble_of_workers_is_near_that_of_the_formula() {
     println!("workers  schedule  micro-batches  measured  (p-1)/(m+p-1)");
     for workers in [2, 4] {

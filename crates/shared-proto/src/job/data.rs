@@ -12,7 +12,7 @@ use super::columns::{ColumnType, Missing, check_missing, is_default, is_yes, yes
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// The name of a source that ships, as `csv` (`flambeau job init` lists them), or of one of your own.
+    /// The name of a source that ships, such as `csv` (`flambeau job init -` prints all), or of one of your own.
     pub kind: String,
     /// The folder or file of the data; each worker may override it.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -187,7 +187,7 @@ pub struct Clip {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// The name of a model that ships, as `mlp` (`flambeau job init` lists them), or of one of your own.
+    /// The name of a model that ships, such as `mlp` (`flambeau job init -` prints all), or of one of your own.
     pub name: String,
     /// A file with initial values, of safetensors or PyTorch, which each worker sees. Variables that it lacks have their
     /// usual ones.

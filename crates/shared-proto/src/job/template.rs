@@ -6,8 +6,8 @@ const COMMENTS: usize = 24;
 /// The longest line of names.
 const WIDTH: usize = 120;
 
-/// Returns a job file with every setting and its default. Settings that are absent by default stand behind `#: `. The data sources
-/// and models that a job can name are given.
+/// Returns a job file with every setting and its default. Settings that are absent by default stand behind `#: `. `sources` and
+/// `models` are the names that a job can give.
 pub fn template<'a>(
     sources: impl Iterator<Item = &'a str>,
     models: impl Iterator<Item = &'a str>,
@@ -34,6 +34,7 @@ fn comment<'a>(names: impl Iterator<Item = &'a str>) -> String {
     text
 }
 
+/// The file, with `# SOURCES` and `# MODELS` in place of names.
 const TEMPLATE: &str = r##"# A Flambeau job: what is trained, and how. Every setting is shown with its default; delete what
 # you do not change. Lines that begin with "#: " are settings that are absent by default.
 # Flags override this file: `flambeau train this.toml --epochs 3`.
@@ -53,7 +54,8 @@ evaluations = "each-epoch" # each-epoch | last: the passes after which a worker 
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]
-kind = "digits"         # SOURCES
+kind = "digits"         # the digits are part of the program; others (docs/data.md):
+                        # SOURCES
 #: dir = "data/mnist"   # where the files are (docs/data.md): a folder, a file, a pattern of names, or s3://bucket/...
 label = "label"         # csv, parquet: the column with the label
 target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | binary | number

@@ -60,7 +60,7 @@ impl Variables {
 
 /// The gradients of a step in a device's memory, a vector for each group. Those of averaged variables are their changes.
 #[derive(Clone, Debug)]
-pub struct DeviceGradients(pub Vec<Tensor>);
+pub struct DeviceGradients(pub(crate) Vec<Tensor>);
 
 impl DeviceGradients {
     /// Takes the gradients of trained variables out of `store`. `changes` has those of averaged variables.

@@ -18,7 +18,7 @@ use shared_proto::job::Job;
 
 use super::set::Variables;
 
-pub use gradients::DeviceGradients;
+pub use gradients::{DeviceGradients, MeasuredOnDevice};
 pub(super) use slots::DeviceSlots;
 
 /// The number of elements from which on a group takes no more variables. An update needs memory for several vectors of a group.

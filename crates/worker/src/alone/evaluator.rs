@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use candle_core::Device;
-use shared_proto::job::Job;
-
-use super::local::{Loaded, evaluate_loaded};
 use model::Metrics;
 use model::registry::Registry;
 use model::tables::{SavedTables, restored};
 use replica::ReplicaError;
+use shared_proto::job::Job;
+
+use super::local::{Loaded, evaluate_loaded};
 
 /// A job's model and its held-out samples.
 pub struct Evaluator {

@@ -1,4 +1,4 @@
-//! What runs without a cluster, in one process.
+//! Jobs and models without a cluster, in one process.
 //!
 //! - [`local`]: a job, for comparison
 //! - [`evaluator`]: a model that is evaluated with the weights of many checkpoints

@@ -10,13 +10,13 @@ use nn::autocast;
 
 use data::texts;
 
-use shared_proto::job::{Job, run_dir};
-
-use super::local::{Loaded, Trained};
 use model::input::{Fitted, InMemory, InputError, Purpose, RowBatch, Target};
 use model::registry::Registry;
 use model::{Loss, Objective};
 use replica::{EVALUATION_BATCH, ReplicaError, precision};
+use shared_proto::job::{Job, run_dir};
+
+use super::local::{Loaded, Trained};
 
 /// The predictions for some samples, in words and numbers.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,10 +1,10 @@
 //! Variables that a model changes while it computes, such as the statistics of batch normalisation.
 
 use shared_proto::blocks::VariableKind;
+use variables::Variables;
 
 use super::error::LoopError;
 use super::meeting::Meeting;
-use variables::Variables;
 
 /// The averaged variables of a replica, with their values at the beginning of a step.
 pub(super) struct Averaged {

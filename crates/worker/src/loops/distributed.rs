@@ -3,9 +3,11 @@
 use std::any::Any;
 
 use candle_core::Device;
+use replica::panic_message;
 use sha2::{Digest, Sha256};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{self, Job, matches_pattern};
+use variables::{self, Variables, VariablesError};
 
 use super::Strategy;
 use super::averaged::Averaged;
@@ -13,8 +15,6 @@ use super::error::{HostError, LoopError};
 use super::meeting::Meeting;
 use super::optimizing::{OptimizerId, Optimizing};
 use super::replica::Replica;
-use replica::panic_message;
-use variables::{self, Variables, VariablesError};
 
 /// A model with a replica on each device of a [`Strategy`].
 pub struct Distributed<M> {

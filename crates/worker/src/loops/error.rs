@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use collective::CollectiveError;
+use model::candle_error::plain;
 use network::security::SecurityError;
+use replica::device::DeviceError;
 use shared_proto::job::JobError;
+use variables::VariablesError;
 
 use crate::tf_config::TfConfigError;
-use model::candle_error::plain;
-use replica::device::DeviceError;
-use variables::VariablesError;
 
 /// The error of a training loop that is distributed among replicas.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use shared_proto::blocks::VariableKind;
+use variables::Variables;
 
 use self::act::Act;
 use self::averaged::Averaged;
@@ -32,7 +33,6 @@ use self::meeting::Meeting;
 pub use self::optimizing::OptimizerId;
 pub use self::replica::Replica;
 use ::replica::device::{Choices, with_one_queue};
-use variables::Variables;
 
 /// The devices among which a training loop is distributed, on one host or several.
 ///

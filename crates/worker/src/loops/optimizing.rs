@@ -2,9 +2,9 @@
 
 use candle_core::backprop::GradStore;
 use shared_proto::job::{Clip, Job, Schedule, ScheduleKind};
+use variables::{LocalOptimizer, Trained, Variables};
 
 use super::error::LoopError;
-use variables::{LocalOptimizer, Trained, Variables};
 
 /// An optimizer of a [`Distributed`](super::Distributed) model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

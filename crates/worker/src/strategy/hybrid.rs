@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use replica::{Computed, Positions, Prepared, Replica, Step};
 use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload::Elements;
 use shared_proto::planted;
@@ -22,7 +23,6 @@ use super::mirrored::{Mirrored, mirror};
 use super::parameter_server::ParameterServer;
 use super::register::register;
 use super::waits::tell_waits;
-use replica::{Computed, Positions, Prepared, Replica, Step};
 
 /// A member of a ring of workers that is connected to parameter servers.
 pub struct Hybrid {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use collective::Exchange;
 use daemon::membership::Membership;
+use model::Metrics;
 use network::Network;
+use replica::{Computed, Positions, Prepared, Replica, Step};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::Job;
 use shared_proto::step::Gradients;
@@ -17,8 +19,6 @@ use tokio::time::{Instant, timeout};
 
 use super::error::StrategyError;
 use super::stores::Stores;
-use model::Metrics;
-use replica::{Computed, Positions, Prepared, Replica, Step};
 
 /// The time between two warnings of a wait for a newer epoch.
 const WARN_EVERY: Duration = Duration::from_secs(30);

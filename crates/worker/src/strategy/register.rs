@@ -1,12 +1,12 @@
 //! Registration: the call by which workers agree on the variables, and on the worker that sends the initial values.
 
 use daemon::membership::Membership;
+use replica::Description;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::ViewNumber;
 use shared_proto::wire;
 
 use super::error::StrategyError;
-use replica::Description;
 
 /// The coordinator's answer to a worker that has registered its variables.
 #[derive(Clone, Debug)]

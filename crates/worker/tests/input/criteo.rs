@@ -1,7 +1,8 @@
 //! Criteo's lines of clicks.
 
-use super::*;
 use model::Batch;
+
+use super::*;
 
 fn line(label: &str, number: &str, category: &str) -> String {
     let numbers = vec![number; 13].join("\t");

@@ -1,9 +1,10 @@
 //! LIBSVM files: dense and sparse features, targets, and what is refused.
 
-use super::*;
 use model::Batch;
 use model::Feature;
 use model::input::Fitted;
+
+use super::*;
 
 fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> {
     let folder = tempfile::tempdir().unwrap();

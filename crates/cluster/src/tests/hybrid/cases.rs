@@ -109,3 +109,22 @@ fn an_evaluation_of_an_earlier_ring_does_not_count() {
         assert!(kept.at_work.is_none());
     }
 }
+
+#[test]
+fn a_process_in_the_place_of_the_last_one_with_values_is_not_evicted_with_the_others() {
+    let mut hybrid = Hybrid::new(1);
+    hybrid.step(&[true], true);
+    hybrid.write();
+    hybrid.start();
+    assert!(hybrid.ask(1).is_none(), "the first one has not joined");
+    // The other worker has no values, so the job goes back to its checkpoint.
+    let name = hybrid.workers[0].name.clone();
+    let task = hybrid.register(&name);
+    let is_alive = |task: Task| hybrid.scene.cluster.durable.members[&task.id].alive;
+    assert!(is_alive(task));
+    assert!(!is_alive(hybrid.workers[1].task));
+    let first = &mut hybrid.workers[0];
+    (first.task, first.ring, first.values) = (task, Epoch(0), None);
+    hybrid.join_all();
+    hybrid.finish();
+}

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collective::Rank;
-
-use super::open_step::OpenStep;
 use replica::Wait;
 use variables::BucketPlan;
+
+use super::open_step::OpenStep;
 
 /// The state of a ring's buckets and devices, the same on all members, and what this member knows of the present step.
 #[derive(Default)]

@@ -16,6 +16,7 @@ use std::pin::{Pin, pin};
 use std::time::Instant;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use replica::{Computed, Description, Positions, Replica, ReplicaError, Step, StepsMade};
 use shared_proto::ids::Clock;
 use shared_proto::planted;
 use shared_proto::step::Gradients;
@@ -25,7 +26,6 @@ use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
 use super::{Mirrored, mirror};
 use crate::strategy::StrategyError;
-use replica::{Computed, Description, Positions, Replica, ReplicaError, Step, StepsMade};
 
 /// The most steps that a member misses during one pass. After that the others wait for it.
 const MOST_MISSED: usize = 8;

@@ -9,21 +9,21 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use replica::{
+    Computed, Description, Filled, Filling, InBuckets, Mirror, Positions, Replica, ReplicaError,
+    Step, filling,
+};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::planted;
 use shared_proto::step::Gradients;
+use variables::{BucketPlan, BucketedGradients};
 
 use super::gradient::{self, counts, take_counts};
 use super::ring::{Lost, Ring};
 use super::{Mirrored, mirror};
 use crate::strategy::StrategyError;
-use replica::{
-    Computed, Description, Filled, Filling, InBuckets, Mirror, Positions, Replica, ReplicaError,
-    Step, filling,
-};
-use variables::{BucketPlan, BucketedGradients};
 
 /// The smallest and the largest size of buckets by default, in elements: 512 KiB and 25 MiB.
 const USUAL: RangeInclusive<usize> = 1 << 17..=25 << 18;

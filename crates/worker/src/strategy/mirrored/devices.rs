@@ -11,6 +11,7 @@ use bytes::Bytes;
 use collective::Rank;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use replica::{DeviceGroup, DeviceSteps, GroupError, Mirror, ReplicaError, StepsMade};
 use shared_proto::ids::Clock;
 use shared_proto::planted;
 use tokio::time::sleep;
@@ -19,7 +20,6 @@ use super::Mirrored;
 use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
 use crate::strategy::StrategyError;
-use replica::{DeviceGroup, DeviceSteps, GroupError, Mirror, ReplicaError, StepsMade};
 
 /// The number of leases within which a member learns that another one is lost.
 const LEARNS_WITHIN: u32 = 2;

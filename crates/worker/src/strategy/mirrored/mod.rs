@@ -36,6 +36,10 @@ use async_trait::async_trait;
 use collective::{Exchange, Identity};
 use daemon::membership::{Coordinator, Sender};
 use network::Network;
+use replica::{
+    Computed, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica, ReplicaError, Step,
+    StepsMade,
+};
 use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
 use shared_proto::job::{BatchNorm, CrossDevice, NonFinite, StageGroups};
 use shared_proto::payload::Dtype;
@@ -55,10 +59,6 @@ use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::register;
 use super::waits::{Waits, tell_waits};
-use replica::{
-    Computed, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica, ReplicaError, Step,
-    StepsMade,
-};
 
 /// The time after which a worker that waits for another reports it.
 const QUIET: Duration = Duration::from_secs(1);

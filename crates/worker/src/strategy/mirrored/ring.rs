@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use collective::{CollectiveError, Group, LinkError, Peer, Rank, StreamLinks, Traffic};
+use replica::{GroupError, Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use shared_proto::ids::{Clock, Epoch, Task};
 use shared_proto::payload::Dtype;
 use shared_proto::planted;
@@ -14,7 +15,6 @@ use super::agreed::Agreed;
 use super::gradient::{self, COUNTS, Total};
 use super::{LOOK, Mirrored};
 use crate::strategy::StrategyError;
-use replica::{GroupError, Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 
 /// A ring that this worker is in.
 pub(super) struct Ring {

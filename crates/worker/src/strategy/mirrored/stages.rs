@@ -7,6 +7,9 @@
 use std::ops::Range;
 
 use collective::Rank;
+use replica::{
+    Carried, Carrier, Computed, Ends, Mirror, Neighbours, Positions, ReplicaError, StageSteps, Step,
+};
 use shared_proto::job::StageGroups;
 use shared_proto::planted;
 
@@ -15,9 +18,6 @@ use super::agreed::StageWaits;
 use super::gradient::SampleCounts;
 use super::ring::{Lost, Ring};
 use crate::strategy::StrategyError;
-use replica::{
-    Carried, Carrier, Computed, Ends, Mirror, Neighbours, Positions, ReplicaError, StageSteps, Step,
-};
 
 impl Mirrored {
     /// Returns the samples behind this member's gradients. The first member of a stage group counts those of the group.

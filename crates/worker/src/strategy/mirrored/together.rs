@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::time::Instant;
 
+use replica::{Computed, Mirror, Positions, Rounds, Step, rounds};
+
 use super::ring::{Lost, Ring};
 use super::{LOOK, LOOKS, Mirrored, QUIET};
 use crate::strategy::StrategyError;
-use replica::{Computed, Mirror, Positions, Rounds, Step, rounds};
 
 impl Mirrored {
     /// Does work with the other members. If that takes long, reports the member that it waits for. If the ring is lost, leaves it.

@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ps_client::{ClientError, MapSource, PulledBlock, PushTicket, Shards, WeightsTicket};
+use replica::{
+    Computed, Computing, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
+};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::planted;
 use shared_proto::step::{EVERY_BATCH, Gradients, Want};
@@ -14,16 +17,13 @@ use shared_proto::task;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use variables::Part;
 
 use self::news::{LOSSES, fetch_maps, tell_losses};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::{Registered, register};
 use super::waits::{Waits, tell_waits};
-use replica::{
-    Computed, Computing, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
-};
-use variables::Part;
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
 /// of this one, on the same streams. With `strategy.pipeline = 1` it requests them when this step's computation begins: then

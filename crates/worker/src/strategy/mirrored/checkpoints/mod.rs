@@ -12,6 +12,7 @@ use checkpoint::{
     CheckpointError, FILE_BYTES, FileEntry, LoadError, Manifest, SavedBlock, Store, Wanted, encode,
 };
 use daemon::membership::{Coordinator, Sender};
+use replica::{Description, MirrorState};
 use shared_proto::blocks::{BlockId, VariableSpec};
 use shared_proto::ids::{Epoch, ViewNumber};
 use shared_proto::job::{Job, NonFinite};
@@ -25,7 +26,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::layout::Layout;
 use crate::strategy::{Joining, Stores, StrategyError};
-use replica::{Description, MirrorState};
 
 /// The pause before a store that does not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(2);

@@ -12,14 +12,14 @@ mod plan;
 use std::ops::Range;
 
 use collective::Rank;
+use replica::{Description, Mirror, MirrorState, SlotShare, StepsMade, ValuesId};
 use shared_proto::job::Job;
 use shared_proto::planted;
+use variables::Places;
 
 use self::plan::{Cut, Move, NUMBERS, Plan, Which, of_numbers, plan, to_numbers};
 use super::gradient::{self, COUNTS};
 use super::ring::{Lost, Ring};
-use replica::{Description, Mirror, MirrorState, SlotShare, StepsMade, ValuesId};
-use variables::Places;
 
 /// The shares of a model's optimizer state.
 pub(super) struct Shares {
