@@ -12,12 +12,12 @@ use cluster::Turn;
 use daemon::process::Process;
 use network::transport::Listen;
 use shared_proto::job::{Job, run_dir};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::begin::{Resume, is_same};
 use super::error::CoordinatorError;
 use super::job::{PERSIST_AGAIN, QueuedJob, persist_end};
+use super::place::Place;
 use super::settings::Settings;
 use super::wiring::{DRAIN, spawn_server};
 use super::work::Beginning;
@@ -30,15 +30,6 @@ use crate::keeping::log::StateError;
 use crate::keeping::state::State;
 use crate::page::Page;
 use crate::queue::{End, Entry, JobQueue, QueueError, Submission};
-
-/// Where the coordinator listens.
-pub(super) struct Place {
-    pub(super) listener: TcpListener,
-    pub(super) address: SocketAddr,
-    /// The listener of the page, if there is one, and its address.
-    pub(super) browsers: Option<TcpListener>,
-    pub(super) page_address: Option<SocketAddr>,
-}
 
 /// A coordinator of a long-lived cluster.
 struct LongLived<'a> {

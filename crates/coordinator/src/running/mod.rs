@@ -1,7 +1,7 @@
 //! A coordinator from its beginning to its end.
 //!
 //! - `run`: the process; `settings`: its settings; `error`: the errors with which it ends
-//! - `work`: the work on one job; `long_lived`: a cluster that works on one after the other, `job`: one of its queue
+//! - `work`: the work on a job; `one_job`: the coordinator of one; `long_lived`: that of one after the other, `job`: one of its queue
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process; `best`: takes the best weights along
 //! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics, `rings`: those of rings,
@@ -14,6 +14,7 @@ mod error;
 mod gauges;
 mod job;
 mod long_lived;
+mod one_job;
 mod place;
 mod rings;
 mod run;

@@ -9,6 +9,15 @@ use tokio::net::TcpListener;
 
 use super::error::CoordinatorError;
 
+/// Where the coordinator listens.
+pub(super) struct Place {
+    pub(super) listener: TcpListener,
+    pub(super) address: SocketAddr,
+    /// The listener of the page, if there is one, and its address.
+    pub(super) browsers: Option<TcpListener>,
+    pub(super) page_address: Option<SocketAddr>,
+}
+
 /// Listens on the address of a setting.
 ///
 /// # Errors

@@ -1,29 +1,15 @@
-//! The process: listens, records, and ends when the job does or a signal tells it.
+//! The process: listens, and works on one job, or on one after the other.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use cluster::{Summary, Turn};
 use daemon::process::Process;
 use daemon::settings::AfterJob;
-use network::transport::Listen;
 use shared_proto::task::boxed;
-use tokio_util::sync::CancellationToken;
 
-use super::begin::Resume;
 use super::error::CoordinatorError;
-use super::long_lived::{self, Place};
-use super::place::{bind, register};
+use super::place::{Place, bind, register};
 use super::settings::Settings;
-use super::wiring::{DRAIN, spawn_server};
-use super::work::{Beginning, Work};
-use crate::calls::current_job::CurrentJob;
-use crate::calls::service::Service;
-use crate::calls::slot::Slot;
-use crate::page::Page;
-
-/// The time for which a coordinator keeps serving if it is restarted after the end of its job.
-const AFTERLIFE: Duration = Duration::from_secs(20);
+use super::{long_lived, one_job};
 
 /// Coordinates one job, or in a long-lived cluster one after the other.
 ///
@@ -56,88 +42,15 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     // Workers write there too, and may have another working directory.
     let dir = std::path::absolute(&dir).map_err(run_dir)?;
     tokio::fs::create_dir_all(&dir).await.map_err(run_dir)?;
+    let place = Place {
+        listener,
+        address,
+        browsers,
+        page_address,
+    };
     if without_job || process.after_job == Some(AfterJob::Wait) {
         let _registered = register(address, page_address, &dir, &process.security);
-        let place = Place {
-            listener,
-            address,
-            browsers,
-            page_address,
-        };
         return long_lived::run(&settings, &process, job, dir, place).await;
     }
-    let beginning = Beginning {
-        dir: dir.clone(),
-        job,
-        restore: settings.restore.as_deref(),
-        resume: match settings.resume_failed {
-            true => Resume::Failed,
-            false => Resume::Unable,
-        },
-        run: format!("{:016x}", rand::random::<u64>()),
-        turn: Turn::Alone,
-        address,
-        process: &process,
-    };
-    // May take a while, if it watches whether another run is alive.
-    let begun = process.shutdown.run_until_cancelled(beginning.begin());
-    let Some(begun) = begun.await else {
-        return Ok(());
-    };
-    let work = begun?.start().await?;
-    let slot = Slot::new(Some(work.active(0, "")));
-    let service = Service {
-        current_job: CurrentJob {
-            slot: slot.clone(),
-            security: process.security.clone(),
-        },
-        queue: None,
-    };
-    let stop = CancellationToken::new();
-    let server = spawn_server(service, &settings, &process, listener, stop.clone());
-    process.announce_page(Some(Listen::Tcp(address)), page_address);
-    process.readiness.set(true);
-    let again = work.again;
-    tracing::info!(%address, run_dir = %dir.display(), again, "coordinating");
-    let _registered = register(address, page_address, &dir, &process.security);
-    let page = Page::serve(&process.security, browsers);
-    page.show(Some(work.shown()));
-    let summary = see_to_its_end(&work, &page, &process).await;
-    // The page and calls hold the cluster, which holds the queue of records open.
-    drop(page);
-    work.running.stop();
-    stop.cancel();
-    // Connections that clients do not close are dropped.
-    let served = tokio::time::timeout(DRAIN, server).await;
-    slot.set(None);
-    work.close().await;
-    let summary = summary?;
-    if let Ok(Ok(served)) = served {
-        served?;
-    }
-    match summary.map(|summary| summary.error).unwrap_or_default() {
-        error if error.is_empty() => Ok(()),
-        error => Err(CoordinatorError::JobFailed(error)),
-    }
-}
-
-/// Waits for the end of a job and for its members to leave. Returns the summary, or none if the process is told to shut down before.
-async fn see_to_its_end(
-    work: &Work,
-    page: &Page,
-    process: &Process,
-) -> Result<Option<Summary>, CoordinatorError> {
-    let running = &work.running;
-    let ended = process.shutdown.run_until_cancelled(running.ended()).await;
-    let Some(summary) = ended.transpose()? else {
-        return Ok(None);
-    };
-    work.summarise(&summary).await?;
-    if running.had_ended {
-        // Processes that are restarted together with it learn that the job has ended.
-        let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;
-    }
-    running.all_left().await;
-    page.show_end().await;
-    Ok(Some(summary))
+    one_job::run(&settings, &process, job, dir, place).await
 }
