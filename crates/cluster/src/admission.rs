@@ -77,7 +77,7 @@ impl Cluster {
     }
 }
 
-/// Returns the refusal for a call that comes after a later one of its sender, or has no number.
+/// Returns the refusal of a call that arrives after a newer call of the same sender, or that has no number.
 pub(super) fn out_of_order(origin: &Origin, call: &str) -> Refusal {
     Refusal::new(
         Reason::OutOfOrder,

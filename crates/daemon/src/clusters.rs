@@ -157,8 +157,8 @@ fn check(folder: &Path) -> io::Result<()> {
     ))
 }
 
-/// Reads the file of a running coordinator. Returns none for one that was killed, whose file it deletes, and for
-/// content that is of no use.
+/// Reads the file of a coordinator. Returns `None` if the content is of no use, or if the coordinator no longer runs; then the file is
+/// deleted.
 fn read(path: &Path) -> Option<RunningCluster> {
     let file = File::open(path).ok()?;
     match file.try_lock_shared() {

@@ -1,5 +1,5 @@
-//! Sums over the replicas of a step in the middle of their passes. In each round every replica asks with a vector, and the side
-//! that knows the other replicas answers with the sum.
+//! Adds up numbers of all replicas of a step during their passes. In each round a replica sends a vector through [`Others`]; the
+//! holder of [`Rounds`] replies with the sum.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

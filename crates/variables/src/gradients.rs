@@ -159,7 +159,8 @@ impl Variables {
     }
 }
 
-/// The gradients of variables by their numbers, empty for those that are not trained; then those of each table's rows.
+/// One vector for each variable, in the order of their numbers, empty if the variable is not trained; then one for each table, with the
+/// gradients of its rows.
 #[derive(Clone, Debug)]
 pub struct Trained(Vec<Vec<f32>>);
 

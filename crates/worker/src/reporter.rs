@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use daemon::membership::{Membership, MembershipError, Sender, StepReports};
 use parking_lot::Mutex;
-use shared_proto::ids::{Clock, Epoch, Origin};
+use shared_proto::ids::{Clock, Epoch};
 use shared_proto::job::{Job, Mode};
 use shared_proto::task;
 use shared_proto::wire;
@@ -88,7 +88,6 @@ impl Reporter {
                 Mode::Async => PAUSE,
                 Mode::Bounded | Mode::Sync => Duration::ZERO,
             },
-            unanswered: None,
             pushes: 0,
             pending: Arc::clone(&pending),
             work: Arc::clone(&work),
@@ -185,8 +184,6 @@ struct Reports {
     /// True if each report waits for its reply: in sync mode and in rings it comes with what the workers have done together.
     waits: bool,
     pause: Duration,
-    /// The newest report, if it was sent without a reply.
-    unanswered: Option<(Origin, wire::FinishStepRequest)>,
     /// The number of reported steps with pushed gradients.
     pushes: u64,
     pending: Arc<Mutex<Pending>>,
@@ -206,7 +203,7 @@ impl Reports {
             // Biased, so that simulations can be repeated.
             let ended = tokio::select! {
                 biased;
-                () = self.steps.ended(), if self.unanswered.is_some() => true,
+                () = self.steps.ended(), if !self.steps.are_confirmed() => true,
                 changed = counts.changed() => match changed {
                     Ok(()) => false,
                     Err(_) => return,
@@ -232,7 +229,7 @@ impl Reports {
                 let _ = tell.send(Err(reason));
                 return;
             }
-            if self.unanswered.is_none() {
+            if self.steps.are_confirmed() {
                 answered = steps;
                 let _ = tell.send(Ok(answered));
             }
@@ -266,16 +263,17 @@ impl Reports {
                 push: times.push.as_secs_f64(),
                 wait: times.wait.as_secs_f64(),
             }),
+            origin: Some(origin.into()),
             ..wire::FinishStepRequest::default()
         };
         let wants_reply = awaited || self.waits || request.wants_work;
-        self.report(origin, request, wants_reply).await
+        self.report(request, wants_reply).await
     }
 
     /// Sends the newest report again, if it has no reply, and waits for one.
     async fn confirm(&mut self) -> Result<(), WorkerError> {
-        match self.unanswered.take() {
-            Some((origin, request)) => self.report(origin, request, true).await,
+        match self.steps.unconfirmed() {
+            Some(request) => self.report(request, true).await,
             None => Ok(()),
         }
     }
@@ -284,26 +282,23 @@ impl Reports {
     /// reconciled there, and reports again.
     async fn report(
         &mut self,
-        mut origin: Origin,
         mut request: wire::FinishStepRequest,
         wants_reply: bool,
     ) -> Result<(), WorkerError> {
         loop {
-            origin.epoch = self.reconciled.epoch();
-            request.origin = Some(origin.clone().into());
+            let epoch = self.reconciled.epoch();
+            if let Some(origin) = &mut request.origin {
+                origin.epoch = epoch.0;
+            }
             match self.steps.report(request.clone(), wants_reply).await {
                 Ok(Some(reply)) => {
                     self.sender.heard(Epoch(reply.epoch));
                     *self.work.lock() = reply.work;
-                    self.unanswered = None;
                     return Ok(());
                 }
-                Ok(None) => {
-                    self.unanswered = Some((origin, request));
-                    return Ok(());
-                }
+                Ok(None) => return Ok(()),
                 Err(MembershipError::Outdated(_)) => {
-                    let newer = self.sender.must_move_beyond(origin.epoch);
+                    let newer = self.sender.must_move_beyond(epoch);
                     self.reconciled.await_epoch(newer).await?;
                 }
                 Err(error) => return Err(error.into()),

@@ -21,7 +21,7 @@ const ABSENCE: Duration = Duration::from_secs(1);
 pub enum Joined {
     /// The ring is formed, and the worker is a member.
     Ring(wire::Ring),
-    /// It waits for what the text names.
+    /// The worker must wait; the text says for what.
     Pending(String),
     /// The job has ended.
     Ended,

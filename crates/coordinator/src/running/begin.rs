@@ -43,7 +43,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) checkpoints: Option<Store>,
     /// The checkpoint to begin with, if the run directory has no run yet.
     pub(crate) restore: Option<Restore<'a>>,
-    /// Which jobs that have failed are resumed.
+    /// The failed jobs that are resumed.
     pub(crate) resume: Resume,
     /// The id of the run, if the run directory has none yet.
     pub(crate) run: String,

@@ -40,7 +40,7 @@ pub(super) struct Beginning<'a> {
     pub(super) job: Job,
     /// The checkpoint to begin with, if the run directory has no run yet.
     pub(super) restore: Option<&'a str>,
-    /// Which jobs that have failed are resumed.
+    /// The failed jobs that are resumed.
     pub(super) resume: Resume,
     /// The id of the run, if the run directory has none yet.
     pub(super) run: String,

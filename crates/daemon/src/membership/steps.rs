@@ -1,7 +1,5 @@
 //! The stream by which a worker reports finished steps.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
 use parking_lot::Mutex;
 use shared_proto::ids::Epoch;
 use shared_proto::planted;
@@ -10,7 +8,7 @@ use shared_proto::wire;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Response, Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use super::MembershipError;
 use super::coordinator::{Calls, Coordinator};
@@ -31,8 +29,6 @@ pub struct StepReports {
     open: Mutex<Option<Open>>,
     /// The reports that were sent without a reply since the last reply, in order.
     unconfirmed: Mutex<Vec<wire::FinishStepRequest>>,
-    /// True if the coordinator is of a release without the stream.
-    by_calls: AtomicBool,
 }
 
 struct Open {
@@ -53,7 +49,6 @@ impl StepReports {
             lease,
             open: Mutex::default(),
             unconfirmed: Mutex::default(),
-            by_calls: AtomicBool::new(false),
         }
     }
 
@@ -79,6 +74,16 @@ impl StepReports {
         self.coordinator.call(report).await
     }
 
+    /// Returns whether a reply has confirmed all reports.
+    pub fn are_confirmed(&self) -> bool {
+        self.unconfirmed.lock().is_empty()
+    }
+
+    /// Returns the newest report, if no reply has confirmed it.
+    pub fn unconfirmed(&self) -> Option<wire::FinishStepRequest> {
+        self.unconfirmed.lock().last().cloned()
+    }
+
     /// Waits until the stream has ended, because a report without a reply was refused, or because the connection broke. The next report
     /// then repeats what is unconfirmed. Waits for ever if no stream is open.
     #[boxed]
@@ -101,27 +106,16 @@ impl StepReports {
     /// that of the next report.
     async fn attempt(
         &self,
-        mut client: Calls,
+        client: Calls,
         mut request: wire::FinishStepRequest,
         wants_reply: bool,
     ) -> Result<Option<wire::FinishStepReply>, Status> {
-        if self.by_calls.load(Relaxed) {
-            return client.finish_step(request).await.map(answered);
-        }
         let epoch = epoch_of(&request);
         let open = self.open.lock().take();
         let open = open.filter(|open| open.epoch == epoch || planted!(SharedReportStream));
-        let opened = match open {
-            Some(open) => Ok(open),
-            None => self.open(client.clone(), epoch).await,
-        };
-        let mut open = match opened {
-            // Workers are upgraded before their coordinator.
-            Err(status) if status.code() == Code::Unimplemented => {
-                self.by_calls.store(true, Relaxed);
-                return client.finish_step(request).await.map(answered);
-            }
-            opened => opened?,
+        let mut open = match open {
+            Some(open) => open,
+            None => self.open(client, epoch).await?,
         };
         request.without_reply = !wants_reply && self.may_leave_out(&open);
         // The status, if there is one, comes with the replies.
@@ -167,10 +161,6 @@ impl StepReports {
 
 fn epoch_of(request: &wire::FinishStepRequest) -> Epoch {
     Epoch(request.origin.as_ref().map_or(0, |origin| origin.epoch))
-}
-
-fn answered(reply: Response<wire::FinishStepReply>) -> Option<wire::FinishStepReply> {
-    Some(reply.into_inner())
 }
 
 fn has_ended() -> Status {

@@ -10,7 +10,7 @@ use super::inputs::{Inputs, Looked, Vectors};
 use super::options::Options;
 use crate::{Batch, Loss, Metric, Model, Pass, Setup};
 
-/// The number added to the score of another sample's copy of the query's own item.
+/// Added to a query's score for another sample that has the query's own item, so that this sample is no alternative.
 const LEFT_OUT: f64 = -1e9;
 
 /// Added to the square of a vector's length, which may be 0.

@@ -63,7 +63,7 @@ impl Port {
         }
     }
 
-    /// Returns the number of bytes that a caller that is no member may send after its latest request.
+    /// Returns how many bytes a caller without membership may send from the start of one request until its next one.
     fn bytes_of_callers(self) -> usize {
         match self {
             // A session is admitted by its first message.

@@ -25,8 +25,8 @@ impl Default for Bounds {
     }
 }
 
-/// Checks the number of a message's parts. Decoding merges a field that comes several times, so the parts of each
-/// occurrence count.
+/// Checks the number of a message's parts. If a field occurs several times, the parts of all occurrences are counted, because decoding
+/// merges them.
 pub(super) fn count_parts(mut message: impl Buf, most: usize) -> Result<(), Status> {
     let mut parts = 0;
     while message.has_remaining() {

@@ -81,7 +81,7 @@ pub(crate) struct Places {
 
 impl Places {
     /// Returns the places of a job's stages: each device has as many consecutive stages as the others, or one more. A worker that holds
-    /// the whole model has a place at once.
+    /// the whole model has place 0; the others get theirs from [`Self::of_worker`].
     ///
     /// # Errors
     /// [`ReplicaError::Devices`] if devices would have no stage.

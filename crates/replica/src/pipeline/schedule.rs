@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use PipelineSchedule::{GPipe, OneForwardOneBackward};
 
-    /// Writes a device's operations as in "F0 F1 B0 B1", with the stage before them if there are several.
+    /// Writes operations as in "F0 F1 B0 B1": the direction and the micro-batch.
     fn written(operations: &[Operation]) -> String {
         let word = |operation: &Operation| {
             let direction = match operation.direction {

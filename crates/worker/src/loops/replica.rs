@@ -42,8 +42,8 @@ impl<'a, M> Replica<'a, M> {
     }
 
     /// Makes the loss of the global batch smaller, by one update of an optimizer. `loss` is the mean over the `samples` of this replica;
-    /// the update is made with the gradient of the mean over all replicas' samples. A replica without samples gives 0 of them, and any
-    /// loss that depends on the variables.
+    /// the update is made with the gradient of the mean over all replicas' samples. A replica without samples passes 0 as
+    /// `samples`, and any loss that depends on the variables.
     ///
     /// # Errors
     /// If a variable has no gradient, a gradient is not finite, or another replica has failed.

@@ -14,7 +14,7 @@ pub type Opener = Arc<dyn Fn(&str) -> Result<Store, CheckpointError> + Send + Sy
 pub struct Stores {
     /// Opens a store.
     pub open: Opener,
-    /// The place where checkpoints are encoded and written.
+    /// Encodes and writes checkpoints, off the caller's thread.
     pub offload: Offload,
 }
 
