@@ -96,9 +96,13 @@ fn the_model_may_be_read_by_whoever_may_read_the_rest() {
 }
 
 #[test]
-fn the_help_names_every_data_set() {
-    let output = program().run(&["train", "--help"]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    let line = said.lines().find(|line| line.contains("Data set:"));
-    assert!(line.unwrap().contains("random"), "{line:?}");
+fn the_help_and_the_template_name_every_data_set_and_model() {
+    let registry = model::registry::Registry::builtin();
+    for arguments in [["train", "--help"].as_slice(), &["job", "init", "-"]] {
+        let output = program().run(arguments);
+        let said = String::from_utf8_lossy(&output.stdout);
+        for name in registry.sources().chain(registry.models()) {
+            assert!(said.contains(name), "{name} is not in {said}");
+        }
+    }
 }

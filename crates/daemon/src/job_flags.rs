@@ -11,7 +11,7 @@ pub struct JobFlags {
     /// Name of the job.
     #[arg(long, env = "FLAMBEAU_NAME")]
     pub name: Option<String>,
-    /// Data set, such as digits, mnist or csv, or a source of your own. `flambeau job init -` prints all names.
+    /// Data set, such as digits, mnist or csv, or a source of your own.
     #[arg(long, env = "FLAMBEAU_DATA")]
     pub data: Option<String>,
     /// The folder or file of the data.
@@ -20,7 +20,7 @@ pub struct JobFlags {
     /// csv, parquet: the column with the label.
     #[arg(long, env = "FLAMBEAU_LABEL", value_name = "COLUMN")]
     pub label: Option<String>,
-    /// Model, such as mlp, cnn or deepfm, or one of your own. `flambeau job init -` prints all names.
+    /// Model, such as mlp, cnn or deepfm, or one of your own.
     #[arg(long, env = "FLAMBEAU_MODEL")]
     pub model: Option<String>,
     /// Widths of the hidden layers, as in 256,64.

@@ -1,9 +1,10 @@
 //! The command line: its subcommands, and the module that runs each.
 
 use daemon::noteln;
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use daemon::process;
 use model::Model;
 use model::input::Source;
@@ -150,7 +151,9 @@ impl App {
     /// `RAYON_NUM_THREADS` is set.
     pub fn main(self) -> ExitCode {
         let registry = self.registry;
-        let command = Arguments::parse().command;
+        let arguments = with_names(Arguments::command(), &registry).get_matches();
+        let arguments = Arguments::from_arg_matches(&arguments);
+        let command = arguments.unwrap_or_else(|error| error.exit()).command;
         if command.computes() {
             replica::threads::reexecute_if_unset();
         }
@@ -190,13 +193,27 @@ impl App {
             Command::Certs(arguments) => finish(certs::run(&arguments)),
             Command::Checkpoint(command) => finish(checkpoint::run(&command)),
             Command::Data(command) => finish(describe::run(&command)),
-            Command::Job(command) => finish(job::run(&command)),
+            Command::Job(command) => finish(job::run(&command, &registry)),
             Command::Bench(command) => finish(bench::run(command)),
             Command::Local(arguments) => finish(bench::local(arguments, &registry)),
             Command::BenchTcpServer(arguments) => finish(bench::serve(&arguments)),
             Command::BenchRank(arguments) => finish(bench::follow(&arguments)),
         }
     }
+}
+
+/// Adds the names of the registry to the help of the settings that take one.
+fn with_names(command: clap::Command, registry: &Registry) -> clap::Command {
+    let list = |names: &mut dyn Iterator<Item = &str>| names.collect::<Vec<_>>().join(", ");
+    let sources = list(&mut registry.sources());
+    let models = list(&mut registry.models());
+    command.mut_subcommands(|command| {
+        command.mut_args(|arg| match arg.get_env().and_then(OsStr::to_str) {
+            Some("FLAMBEAU_DATA") => arg.help(format!("Data set: {sources}, or one of your own")),
+            Some("FLAMBEAU_MODEL") => arg.help(format!("Model: {models}, or one of your own")),
+            _ => arg,
+        })
+    })
 }
 
 fn finish(outcome: Result<(), CommandError>) -> ExitCode {

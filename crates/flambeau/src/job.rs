@@ -19,14 +19,13 @@ pub(crate) enum Command {
     },
 }
 
-pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
+pub(crate) fn run(command: &Command, registry: &Registry) -> Result<(), CommandError> {
     match command {
-        Command::Init { path } => write_template(path),
+        Command::Init { path } => write_template(path, registry),
     }
 }
 
-fn write_template(path: &Path) -> Result<(), CommandError> {
-    let registry = Registry::builtin();
+fn write_template(path: &Path, registry: &Registry) -> Result<(), CommandError> {
     let template = template(registry.sources(), registry.models());
     if path.as_os_str() == "-" {
         out!("{template}");
