@@ -134,7 +134,7 @@ pub(super) struct Newcomer {
 }
 
 impl Cluster {
-    /// Finds out who registers, as [`Self::register`] says. Evicts the earlier process of the identity.
+    /// Checks a registration and identifies its sender, as [`Self::register`] says. Evicts the earlier process of the identity.
     pub(super) fn identify(
         &mut self,
         now: Instant,

@@ -126,7 +126,7 @@ impl Cluster {
         }
         self.evaluate_when_at_rest();
         let exhausted = self.durable.training.exhausted();
-        // A step whose norm is being measured is committed first.
+        // While the norm of a step is measured, the step is committed first.
         let measuring = self.is_measuring();
         let evaluations = &mut self.durable.evaluations;
         let leased = match measuring {
