@@ -5,6 +5,7 @@ use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
+use super::members::Standing;
 use super::{Cluster, Turn};
 
 impl Cluster {
@@ -49,8 +50,10 @@ impl Cluster {
             Some(m) if m.task.generation < task.generation => {
                 format!("generation {} of {task} is not known here", task.generation)
             }
-            Some(m) if !m.alive => format!("the lease of {task} has ended: {}", m.gone),
-            Some(_) => return Ok(()),
+            Some(m) => match &m.standing {
+                Standing::Gone(why) => format!("the lease of {task} has ended: {why}"),
+                Standing::Alive => return Ok(()),
+            },
         };
         Err(Refusal::new(
             Reason::Fenced,

@@ -166,7 +166,7 @@ impl Durable {
 
     /// Returns the members of a role that are alive.
     pub(super) fn live(&self, role: Role) -> impl Iterator<Item = &Member> {
-        let of_role = move |m: &&Member| m.alive && m.task.id.role == role;
+        let of_role = move |m: &&Member| m.is_alive() && m.task.id.role == role;
         self.members.values().filter(of_role)
     }
 
@@ -236,7 +236,7 @@ impl Durable {
 
     /// Returns whether any member has not left yet.
     pub(super) fn anyone_there(&self) -> bool {
-        self.members.values().any(|m| m.alive)
+        self.members.values().any(|m| m.is_alive())
     }
 }
 

@@ -64,7 +64,7 @@ impl Cluster {
         if let Some(counts) = self
             .fast_path
             .as_mut()
-            .filter(|_| member.alive && before != after)
+            .filter(|_| member.is_alive() && before != after)
         {
             before.into_iter().for_each(|clock| counts.leaves(clock));
             after.into_iter().for_each(|clock| counts.enters(clock));

@@ -72,7 +72,7 @@ impl Cluster {
     pub(super) fn forget_the_dead(&mut self) {
         let members = self.durable.members.values();
         let mut dead: Vec<TaskId> = members
-            .filter(|m| !m.alive && !self.is_expected(m))
+            .filter(|m| !m.is_alive() && !self.is_expected(m))
             .map(|m| m.task.id)
             .collect();
         let too_many = dead.len().saturating_sub(DEAD_KEPT);

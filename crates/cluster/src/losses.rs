@@ -142,7 +142,7 @@ fn lacking(pushes: u64, blocks: u64, task: Task, watermarks: &[wire::Watermark])
 pub(super) fn is_alive(members: &BTreeMap<TaskId, Member>, task: Task) -> bool {
     members
         .get(&task.id)
-        .is_some_and(|m| m.task == task && m.alive)
+        .is_some_and(|m| m.task == task && m.is_alive())
 }
 
 impl Cluster {
@@ -217,7 +217,7 @@ impl Cluster {
         let over = self.durable.losses.lives.iter();
         let over = over.filter(|life| life.covered_from.is_none_or(|first| first > from));
         let over = over.map(|life| (life.task, life.pushes));
-        let living = self.durable.members.values().filter(|m| m.alive);
+        let living = self.durable.members.values().filter(|m| m.is_alive());
         let living = living.map(|m| (m.task, m.progress.pushes));
         let all: Vec<(Task, u64)> = over.chain(living).collect();
         for (task, pushes) in all {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::blocks::ShardServer;
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
@@ -14,8 +15,17 @@ use super::process::Process;
 use super::record::Record;
 use super::times::Times;
 
+/// Whether a process is a member at present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Alive,
+    /// It has left, or its lease has ended. The text is the reason.
+    Gone(String),
+}
+
 /// One process of the job. It and its parts are stored as arrays, without the names of fields, because there may be thousands.
-#[derive(Clone, Debug, Serialize_tuple, Deserialize_tuple)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "StoredMember", into = "StoredMember")]
 pub(crate) struct Member {
     pub(crate) task: Task,
     pub(crate) identity: String,
@@ -24,11 +34,8 @@ pub(crate) struct Member {
     pub(crate) process: Process,
     /// Servers only: the bytes of values that it has memory for, if it states them.
     pub(crate) capacity: Option<u64>,
-    #[serde(skip, default = "Instant::now")]
     pub(crate) seen: Instant,
-    pub(crate) alive: bool,
-    /// The reason why it is not alive; empty while it is.
-    pub(crate) gone: String,
+    pub(crate) standing: Standing,
     /// The worker's progress; unused for servers.
     pub(crate) progress: WorkerProgress,
 }
@@ -70,7 +77,66 @@ pub(crate) struct WorkerProgress {
     pub(crate) waits_since: Option<Instant>,
 }
 
+/// The stored form of a [`Member`], in the order of its fields. A standing is two of them: whether it is alive, and why not.
+type StoredMember = (
+    Task,
+    String,
+    String,
+    String,
+    Process,
+    Option<u64>,
+    bool,
+    String,
+    WorkerProgress,
+);
+
+impl From<StoredMember> for Member {
+    fn from(stored: StoredMember) -> Self {
+        let (task, identity, address, metrics_address, process, capacity, alive, why, progress) =
+            stored;
+        Self {
+            task,
+            identity,
+            address,
+            metrics_address,
+            process,
+            capacity,
+            seen: Instant::now(),
+            standing: match alive {
+                true => Standing::Alive,
+                false => Standing::Gone(why),
+            },
+            progress,
+        }
+    }
+}
+
+impl From<Member> for StoredMember {
+    fn from(member: Member) -> Self {
+        let (alive, why) = match member.standing {
+            Standing::Alive => (true, String::new()),
+            Standing::Gone(why) => (false, why),
+        };
+        (
+            member.task,
+            member.identity,
+            member.address,
+            member.metrics_address,
+            member.process,
+            member.capacity,
+            alive,
+            why,
+            member.progress,
+        )
+    }
+}
+
 impl Member {
+    /// Returns whether it is a member at present.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.standing == Standing::Alive
+    }
+
     /// Continues with a member that an earlier process has persisted: it has one full lease from now on.
     pub(super) fn resumed(&mut self, now: Instant) {
         self.seen = now;
@@ -155,7 +221,7 @@ impl Cluster {
             None => Process::of(&request),
         };
         if let Some(known) = known.filter(|known| known.process == process) {
-            if !known.alive {
+            if !known.is_alive() {
                 return Err(process.is_over(&known.identity));
             }
             // The answer to this registration was lost.
@@ -194,8 +260,7 @@ impl Cluster {
             process: newcomer.process,
             capacity: (request.capacity_bytes > 0).then_some(request.capacity_bytes),
             seen: now,
-            alive: true,
-            gone: String::new(),
+            standing: Standing::Alive,
             progress: newcomer
                 .progress
                 .unwrap_or_else(|| WorkerProgress::new(now)),
@@ -225,7 +290,7 @@ impl Cluster {
         let shard = self.durable.shard_of(task);
         // Another process has the identity: the earlier one has ended without leaving. A process that registers again is not
         // lost.
-        let replaced = |m: &Member| m.alive && m.progress.ready && !m.process.is_same(process);
+        let replaced = |m: &Member| m.is_alive() && m.progress.ready && !m.process.is_same(process);
         if !self.ended() && self.durable.member(task.id).is_some_and(replaced) {
             self.observed.fault_counts.lost_workers += 1;
         }
@@ -314,7 +379,9 @@ impl Cluster {
         let lease = self.lease();
         let members = self.durable.members.values();
         let silent: Vec<TaskId> = members
-            .filter(|m| m.alive && now.duration_since(m.seen) > lease && !planted!(EndlessLeases))
+            .filter(|m| {
+                m.is_alive() && now.duration_since(m.seen) > lease && !planted!(EndlessLeases)
+            })
             .map(|m| m.task.id)
             .collect();
         for id in silent {
@@ -355,7 +422,7 @@ impl Cluster {
             .durable
             .member(id)
             .and_then(|m| self.durable.shard_of(m.task));
-        let was_there = self.durable.member(id).is_some_and(|m| m.alive);
+        let was_there = self.durable.member(id).is_some_and(|m| m.is_alive());
         self.remove_from_work(now, id, why);
         let task = self.durable.member(id).map(|m| m.task);
         if let (Some(shard), Some(task)) = (shard.filter(|_| was_there), task)
@@ -367,12 +434,11 @@ impl Cluster {
 
     fn remove_from_work(&mut self, now: Instant, id: TaskId, why: &'static str) {
         self.draining.remove(&id);
-        let Some(member) = self.durable.members.get_mut(&id).filter(|m| m.alive) else {
+        let Some(member) = self.durable.members.get_mut(&id).filter(|m| m.is_alive()) else {
             return;
         };
         self.fast_path = None;
-        member.alive = false;
-        member.gone = why.to_owned();
+        member.standing = Standing::Gone(why.to_owned());
         member.progress.active = false;
         member.progress.ready = false;
         let (task, pushes) = (member.task, member.progress.pushes);
@@ -402,7 +468,7 @@ impl Cluster {
     pub(super) fn evict_workers(&mut self, now: Instant, workers: &[Task], why: &'static str) {
         let until = now + self.lease();
         for worker in workers {
-            let is_there = |member: &Member| member.alive && member.task == *worker;
+            let is_there = |member: &Member| member.is_alive() && member.task == *worker;
             if self.durable.member(worker.id).is_some_and(is_there) {
                 self.remove(now, worker.id, why);
                 self.durable.awaited.insert(worker.id, until);

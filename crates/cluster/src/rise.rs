@@ -200,7 +200,7 @@ impl Cluster {
     pub(super) fn watch_loss(&mut self, now: Instant, loss: f64) {
         let members = &self.durable.members;
         let live = || {
-            let live = members.values().filter(|member| member.alive);
+            let live = members.values().filter(|member| member.is_alive());
             live.filter(|member| member.task.id.role == Role::Worker)
                 .count()
         };

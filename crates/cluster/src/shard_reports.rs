@@ -34,7 +34,7 @@ impl Cluster {
     /// Returns whether every live server of a shard has sent its last report.
     pub fn all_shards_reported(&self) -> bool {
         let servers = self.durable.servers();
-        let live = |task: &&Task| self.durable.member(task.id).is_some_and(|m| m.alive);
+        let live = |task: &&Task| self.durable.member(task.id).is_some_and(|m| m.is_alive());
         servers.iter().filter(live).all(|task| {
             self.observed
                 .shard_reports

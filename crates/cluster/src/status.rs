@@ -14,7 +14,7 @@ use super::observed::FaultCounts;
 impl Cluster {
     /// Returns the live members and their addresses.
     pub fn cluster_spec(&self) -> wire::ClusterSpec {
-        let live = self.durable.members.values().filter(|m| m.alive);
+        let live = self.durable.members.values().filter(|m| m.is_alive());
         wire::ClusterSpec {
             tasks: live.map(cluster_task).collect(),
         }
@@ -120,7 +120,7 @@ impl Cluster {
                 true => lead(work.clock, self.durable.training.min_clock),
                 false => 0,
             };
-            (worker.task.id, worker.alive.then_some(ahead))
+            (worker.task.id, worker.is_alive().then_some(ahead))
         })
     }
 
@@ -173,7 +173,7 @@ impl Cluster {
             .bound()
             .admits(work.clock, self.durable.training.min_clock);
         let activity = match member.task.id.role {
-            _ if !member.alive => "gone",
+            _ if !member.is_alive() => "gone",
             Role::Coordinator | Role::Ps => "serving",
             Role::Worker if self.durable.evaluations.holder() == Some(member.task) => "evaluating",
             Role::Worker if work.active && held_back => "waiting",
@@ -187,7 +187,7 @@ impl Cluster {
         };
         wire::TaskStatus {
             task: Some(cluster_task(member)),
-            alive: member.alive,
+            alive: member.is_alive(),
             heartbeat_age: now.duration_since(member.seen).as_secs_f64(),
             clock: work.clock.0,
             lead: if work.active { ahead } else { 0 },

@@ -373,7 +373,7 @@ impl Cluster {
             seconds: self.seconds(now),
             error,
         });
-        let alive = |task: &Task| self.durable.member(task.id).is_some_and(|m| m.alive);
+        let alive = |task: &Task| self.durable.member(task.id).is_some_and(|m| m.is_alive());
         let servers = self.durable.servers().into_iter().enumerate();
         let gone: Vec<_> = servers.filter(|(_, task)| !alive(task)).collect();
         for (shard, task) in gone {

@@ -152,7 +152,7 @@ impl Cluster {
             .durable
             .members
             .values()
-            .filter(|m| m.alive && m.progress.active);
+            .filter(|m| m.is_alive() && m.progress.active);
         self.fast_path = Some(ClockCounts::of(holders.map(|m| m.progress.clock)));
     }
 }

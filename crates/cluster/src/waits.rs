@@ -7,6 +7,7 @@ use shared_proto::view::JobPhase;
 
 use super::Cluster;
 use super::checkpoints::Stage;
+use super::members::Standing;
 
 /// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
@@ -24,8 +25,9 @@ impl Cluster {
                     .members
                     .get(&map.shards[shard].server.task().id)
             });
-            let gone = gone.map_or_else(String::new, |m| {
-                format!(": {} is gone ({})", m.task, m.gone)
+            let gone = gone.map_or_else(String::new, |m| match &m.standing {
+                Standing::Gone(why) => format!(": {} is gone ({why})", m.task),
+                Standing::Alive => String::new(),
             });
             let troubled = self.durable.unable.troubled_servers();
             return format!("shard {shard} has no server{gone}; start it again{troubled}");

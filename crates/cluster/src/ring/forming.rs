@@ -306,7 +306,7 @@ impl Cluster {
         let known = self
             .durable
             .member(leaves)
-            .is_some_and(|member| member.alive);
+            .is_some_and(|member| member.is_alive());
         if known {
             self.observed.rings.evicted();
             let why = "another worker cannot reach it";

@@ -5,7 +5,7 @@ use crate::Record;
 
 impl Scene {
     fn is_live(&self, task: Task) -> bool {
-        self.cluster.durable.members[&task.id].alive
+        self.cluster.durable.members[&task.id].is_alive()
     }
 
     fn left(&mut self) -> usize {

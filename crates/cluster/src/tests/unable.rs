@@ -24,7 +24,12 @@ impl Scene {
     }
 
     fn servers_and_workers(&self) -> Vec<Task> {
-        let live = self.cluster.durable.members.values().filter(|m| m.alive);
+        let live = self
+            .cluster
+            .durable
+            .members
+            .values()
+            .filter(|m| m.is_alive());
         live.map(|m| m.task).collect()
     }
 

@@ -82,7 +82,7 @@ fn a_report_without_receipts_does_not_count() {
         "{refused}"
     );
     let evicted = hybrid.workers[0].task;
-    assert!(!cluster.durable.member(evicted.id).unwrap().alive);
+    assert!(!cluster.durable.member(evicted.id).unwrap().is_alive());
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_process_in_the_place_of_the_last_one_with_values_is_not_evicted_with_the_ot
     // The other worker has no values, so the job goes back to its checkpoint.
     let name = hybrid.workers[0].name.clone();
     let task = hybrid.register(&name);
-    let is_alive = |task: Task| hybrid.scene.cluster.durable.members[&task.id].alive;
+    let is_alive = |task: Task| hybrid.scene.cluster.durable.members[&task.id].is_alive();
     assert!(is_alive(task));
     assert!(!is_alive(hybrid.workers[1].task));
     let first = &mut hybrid.workers[0];

@@ -1,6 +1,7 @@
 //! Single cases.
 
 use super::*;
+use crate::members::Standing;
 
 #[test]
 fn a_ring_trains_to_the_end_of_the_data() {
@@ -126,8 +127,9 @@ fn two_workers_that_cannot_reach_each_other_are_parted() {
         }
     }
     let member = rings.scene.cluster.durable.member(other.id).unwrap();
-    assert!(!member.alive);
-    assert_eq!(member.gone, "another worker cannot reach it");
+    assert!(!member.is_alive());
+    let why = "another worker cannot reach it".to_owned();
+    assert_eq!(member.standing, Standing::Gone(why));
     rings.workers.remove(2);
     rings.join_all();
     rings.finish();
@@ -163,7 +165,15 @@ fn a_worker_that_holds_up_a_ring_is_evicted_alone() {
     rings.scene.pass(62, &tasks);
     let alive: Vec<bool> = tasks
         .iter()
-        .map(|task| rings.scene.cluster.durable.member(task.id).unwrap().alive)
+        .map(|task| {
+            rings
+                .scene
+                .cluster
+                .durable
+                .member(task.id)
+                .unwrap()
+                .is_alive()
+        })
         .collect();
     assert_eq!(alive, [true, false, true]);
 }
@@ -235,7 +245,7 @@ fn a_member_that_others_have_lost_is_left_out_before_its_lease_ends() {
     rings.join_all();
     rings.step(&rings.all(), true);
     let known = rings.scene.cluster.durable.member(silent.task.id);
-    assert!(known.unwrap().alive, "its lease goes on");
+    assert!(known.unwrap().is_alive(), "its lease goes on");
     // It is alive after all, with a step that the others have made with other samples.
     rings.workers.push(silent);
     rings.join_all();

@@ -203,7 +203,15 @@ fn a_worker_that_does_not_join_is_evicted_though_the_loader_has_died() {
     rings.ask(newcomer, None).unwrap();
     let newcomer = rings.workers[newcomer].task;
     rings.scene.pass(62, &[stopped, newcomer]);
-    let alive = |task: Task| rings.scene.cluster.durable.member(task.id).unwrap().alive;
+    let alive = |task: Task| {
+        rings
+            .scene
+            .cluster
+            .durable
+            .member(task.id)
+            .unwrap()
+            .is_alive()
+    };
     assert_eq!((alive(stopped), alive(newcomer)), (false, true));
 }
 

@@ -16,15 +16,16 @@ use std::pin::{Pin, pin};
 use std::time::Instant;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use replica::{Computed, Description, Positions, Replica, ReplicaError, Step, StepsMade};
+use replica::{Computed, Description, Mirror, Positions, Replica, ReplicaError, Step, StepsMade};
 use shared_proto::ids::Clock;
 use shared_proto::planted;
 use shared_proto::step::Gradients;
 
+use super::Mirrored;
 use super::gradient::{self, SampleCounts, Total};
+use super::held::Held;
 use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
-use super::{Mirrored, mirror};
 use crate::strategy::StrategyError;
 
 /// The most steps that a member misses during one pass. After that the others wait for it.
@@ -65,16 +66,16 @@ impl Backup {
     }
 
     /// Notes how the step after `clock` has ended, for which the replica has begun a pass or has not.
-    fn note(&mut self, clock: Clock, outcome: Outcome, begun: bool) -> Computed {
+    fn note(&mut self, clock: Clock, outcome: Outcome, begun: bool) -> (Computed, Held) {
         match outcome {
             Outcome::InTime(computed) => {
                 self.late_in_a_row = 0;
-                computed
+                (computed, Held::InMemory)
             }
             Outcome::Late(means) => {
                 self.late_in_a_row = if begun { self.late_in_a_row + 1 } else { 0 };
                 self.missed = (clock.0..).map(Clock).zip(means).collect();
-                Computed::late()
+                (Computed::late(), Held::Late)
             }
         }
     }
@@ -113,10 +114,10 @@ impl Mirrored {
         step: Step,
         is_last: bool,
         replica: &dyn Replica,
-    ) -> Result<Computed, StrategyError> {
+    ) -> Result<(Computed, Held), StrategyError> {
         let backup = &self.backup;
         if backup.has_missed(step.clock) {
-            return Ok(Computed::late());
+            return Ok((Computed::late(), Held::Late));
         }
         // A member that was in time does not sit out, so each step has a gradient. In the last step it may have no samples.
         let sits_out = backup.late_in_a_row >= MOST_LATE_IN_A_ROW && !is_last;
@@ -144,30 +145,26 @@ impl Mirrored {
                 .await
         };
         let outcome = self.in_ring(compute).await??;
-        Ok(Computed {
-            waited: worked_until.get().elapsed(),
-            ..self.backup.note(step.clock, outcome, begun.get())
-        })
+        let (mut computed, held) = self.backup.note(step.clock, outcome, begun.get());
+        computed.waited = worked_until.get().elapsed();
+        Ok((computed, held))
     }
 
-    /// Makes the step after `clock` if this member was late in it. Returns whether it was.
+    /// Makes the step in which this member was late, by the mean gradient of the others.
     pub(super) async fn make_missed(
         &mut self,
-        clock: Clock,
         made: StepsMade,
-        replica: &dyn Replica,
-    ) -> Result<bool, StrategyError> {
-        if !self.backup.has_missed(clock) {
-            return Ok(false);
-        }
-        let missed = self.backup.missed.pop_front();
-        let mean = missed.and_then(|(_, mean)| mean);
-        let mirror = mirror(replica)?;
+        mirror: &dyn Mirror,
+    ) -> Result<(), StrategyError> {
+        let Some((_, mean)) = self.backup.missed.pop_front() else {
+            let why = "the ring of a late step is over";
+            return Err(StrategyError::Abandoned(why.to_owned()));
+        };
         match mean {
             Some(mean) if !planted!(MissedNotMade) => drop(mirror.update(mean.into(), made).await?),
             _ => mirror.note_made(made).await?,
         }
-        Ok(true)
+        Ok(())
     }
 }
 

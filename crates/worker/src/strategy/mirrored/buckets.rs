@@ -14,7 +14,6 @@ use replica::{
     Step, filling,
 };
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::planted;
 use shared_proto::step::Gradients;
@@ -63,8 +62,6 @@ impl Buckets {
 
 /// The buckets of a step after its passes.
 pub(super) struct Summed {
-    /// The clock before the step.
-    clock: Clock,
     plan: Arc<BucketPlan>,
     /// All buckets, of which the last one is not added up yet.
     vectors: Vec<Vec<f32>>,
@@ -104,7 +101,7 @@ impl Mirrored {
         positions: Positions,
         step: Step,
         replica: &dyn Replica,
-    ) -> Result<Computed, StrategyError> {
+    ) -> Result<(Computed, Summed), StrategyError> {
         let (buckets, memory) = (Arc::clone(&self.buckets), std::mem::take(&mut self.memory));
         let (mirror, variables) = (mirror(replica)?, &replica.description().variables);
         let compute = async |ring: &Ring| {
@@ -114,13 +111,7 @@ impl Mirrored {
         };
         let (summed, computed) = self.in_ring(compute).await??;
         self.counters.hidden(summed.hidden);
-        self.summed = Some(summed);
-        Ok(computed)
-    }
-
-    /// Returns the buckets of the step after `clock`, if it was computed in buckets.
-    pub(super) fn take_summed(&mut self, clock: Clock) -> Option<Summed> {
-        self.summed.take().filter(|summed| summed.clock == clock)
+        Ok((computed, summed))
     }
 
     /// Returns the mean gradient of all members; none if no member has samples. `gradients` are those of this member, which count if
@@ -247,7 +238,6 @@ impl Ring {
         });
         computed.waited = asked + ended.elapsed();
         let summed = Summed {
-            clock: step.clock,
             plan,
             vectors,
             again: !complete,

@@ -12,7 +12,6 @@ use collective::Rank;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use replica::{DeviceGroup, DeviceSteps, GroupError, Mirror, ReplicaError, StepsMade};
-use shared_proto::ids::Clock;
 use shared_proto::planted;
 use tokio::time::sleep;
 
@@ -27,27 +26,6 @@ const LEARNS_WITHIN: u32 = 2;
 /// The number of failures in a row, without the loss of a member, after which a member ends.
 const MOST_FAILURES: usize = 2;
 
-/// The place of the gradients of a step.
-#[derive(Clone, Copy)]
-pub(super) enum OnDevice<'a> {
-    /// The gradients are in the worker's memory.
-    Nothing,
-    /// The gradients are on the device of the only member.
-    Alone(&'a dyn DeviceSteps),
-    /// The members' devices add up gradients. This member may have no samples.
-    Group(&'a dyn DeviceSteps),
-}
-
-impl<'a> OnDevice<'a> {
-    /// Returns the replica, if the gradients are on its device.
-    pub(super) fn steps(self) -> Option<&'a dyn DeviceSteps> {
-        match self {
-            Self::Nothing => None,
-            Self::Alone(device) | Self::Group(device) => Some(device),
-        }
-    }
-}
-
 impl Mirrored {
     /// Returns the replica as one with gradients that can stay on its device: a member that is alone needs them nowhere else, and those of
     /// a group add them up there.
@@ -58,35 +36,15 @@ impl Mirrored {
         (!needed_elsewhere && self.shares.is_none() && steps.saves_copies()).then_some(steps)
     }
 
-    /// Returns the place of the gradients of the step after `clock`, which are of so many samples.
-    pub(super) fn take_on_device<'a>(
-        &mut self,
-        clock: Clock,
-        samples: u64,
-        mirror: &'a dyn Mirror,
-    ) -> Result<OnDevice<'a>, StrategyError> {
-        let computed = self.on_device.take() == Some(clock);
-        let in_group = self.ring.as_ref().is_some_and(Ring::has_device_group);
-        match self.device_steps(mirror) {
-            Some(device) if in_group && (computed || samples == 0) => Ok(OnDevice::Group(device)),
-            Some(device) if computed && !in_group => Ok(OnDevice::Alone(device)),
-            None | Some(_) if !computed && !in_group => Ok(OnDevice::Nothing),
-            _ => {
-                let why = "the ring has changed since the step was computed";
-                Err(StrategyError::Abandoned(why.to_owned()))
-            }
-        }
-    }
-
     /// Makes a step together with the other members, by gradients that the devices add up. Those of this member are of so many samples.
     pub(super) async fn make_step_on_devices(
         &mut self,
-        device: &dyn DeviceSteps,
         samples: u64,
         made: StepsMade,
         mirror: &dyn Mirror,
     ) -> Result<(), StrategyError> {
         let begun = Instant::now();
+        let device = device(mirror)?;
         let group = group(device)?;
         let add_up = async |ring: &Ring| ring.add_up_on_devices(group, samples).await;
         let summed = self.in_ring(add_up).await?;
@@ -108,8 +66,7 @@ impl Mirrored {
         if !self.adds_up_on_devices {
             return Ok(());
         }
-        let device = mirror.device_steps().ok_or_else(impossible)?;
-        let group = group(device)?;
+        let group = group(device(mirror)?)?;
         match ring.ranks() {
             1 => Ok(group.leave_group().await?),
             _ => ring.join_devices(group).await,
@@ -265,6 +222,11 @@ fn same(devices: &[Bytes]) -> Option<(Rank, Rank)> {
         let first = devices.iter().position(|other| other == device)?;
         (first != rank).then_some((first, rank))
     })
+}
+
+/// Returns the replica as one with gradients on its device.
+pub(super) fn device(mirror: &dyn Mirror) -> Result<&dyn DeviceSteps, ReplicaError> {
+    mirror.device_steps().ok_or_else(impossible)
 }
 
 fn group(device: &dyn DeviceSteps) -> Result<&dyn DeviceGroup, ReplicaError> {

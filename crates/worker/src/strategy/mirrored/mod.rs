@@ -8,6 +8,7 @@
 //! - `agreed`: the agreement of a ring's members about buckets and devices, and what this one waits for
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `stages`: a model in stages on several members
+//! - `held`: the kinds of steps, and the place of a step's gradients until they are pushed
 //! - `devices`: gradients that stay on the members' devices, and are added up there
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `backup`: steps that do not wait for the slowest members
@@ -21,6 +22,7 @@ mod checkpoints;
 mod counters;
 mod devices;
 mod gradient;
+mod held;
 mod open_step;
 mod ring;
 mod shares;
@@ -49,10 +51,11 @@ use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
 
 use self::backup::Backup;
-use self::buckets::{Buckets, Summed, whole};
+use self::buckets::{Buckets, Summed};
 use self::checkpoints::Checkpoints;
 use self::counters::RingCounters;
-use self::devices::OnDevice;
+use self::devices::device;
+use self::held::{Held, StepKind};
 use self::ring::Ring;
 use self::shares::Shares;
 use super::error::StrategyError;
@@ -97,10 +100,8 @@ pub struct Mirrored {
     /// The memory of the gradients.
     memory: Vec<Vec<f32>>,
     buckets: Arc<Buckets>,
-    /// The newest step that was computed in buckets, if it is not made yet.
-    summed: Option<Summed>,
-    /// The clock before the newest step, if its gradients are in the device's memory.
-    on_device: Option<Clock>,
+    /// The gradients of the computed step that is not pushed yet, with the clock before it.
+    held: Option<(Clock, Held)>,
     /// The failures of the members' devices to add up, since they last did.
     device_failures: Vec<ReplicaError>,
     /// The member that was lost when the last ring ended.
@@ -189,8 +190,7 @@ impl Mirrored {
             backup: Backup::of(job.strategy.backup_workers.unwrap_or(0)),
             memory: Vec::new(),
             buckets: Arc::new(buckets),
-            summed: None,
-            on_device: None,
+            held: None,
             device_failures: Vec::new(),
             lost: None,
             skipped: None,
@@ -287,23 +287,6 @@ impl Mirrored {
     }
 }
 
-/// Takes back gradients of a step that are not finite. Returns them with those of variables, wherever they are.
-async fn take_back(
-    mut gradients: Gradients,
-    samples: u64,
-    (summed, on_device): (Option<&mut Summed>, OnDevice<'_>),
-    mirror: &dyn Mirror,
-) -> Result<Gradients, StrategyError> {
-    if let Some(summed) = summed {
-        summed.take_back();
-        gradients = whole(gradients, samples, mirror).await?;
-    }
-    if let Some(device) = on_device.steps() {
-        gradients.values = device.gradients_on_device().await?;
-    }
-    Ok(gradients)
-}
-
 /// Returns the replica as one that keeps the values.
 pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError> {
     let missing = || {
@@ -345,32 +328,36 @@ impl Strategy for Mirrored {
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
         // The step before may have been abandoned.
-        (self.summed, self.on_device) = (None, None);
+        self.held = None;
         let mirror = mirror(replica)?;
-        if self.batch_norm == BatchNorm::PerReplica
-            && !positions.is_empty()
-            && let Some(device) = self.device_steps(mirror)
-        {
-            let computed = device.compute_on_device(positions, step).await?;
-            self.on_device = Some(step.clock);
-            return Ok(computed);
-        }
-        match self.batch_norm {
-            BatchNorm::Synchronised => self.compute_together(positions, step, mirror).await,
-            BatchNorm::PerReplica if self.ring.as_ref().is_some_and(Ring::has_buckets) => {
-                self.compute_in_buckets(positions, step, replica).await
+        let clock = step.clock;
+        let (computed, held) = match self.kind_of_step(&positions, mirror) {
+            StepKind::Synchronised => {
+                let computed = self.compute_together(positions, step, mirror).await?;
+                (computed, Held::InMemory)
             }
-            BatchNorm::PerReplica if self.backup.has_some() => {
+            StepKind::OnDevice(device) => {
+                let computed = device.compute_on_device(positions, step).await?;
+                (computed, Held::OnDevice)
+            }
+            StepKind::InBuckets => {
+                let computed = self.compute_in_buckets(positions, step, replica).await?;
+                (computed.0, Held::InBuckets(computed.1))
+            }
+            StepKind::UnlessLate => {
                 let is_last = next.is_none();
                 self.compute_unless_late(positions, step, is_last, replica)
-                    .await
+                    .await?
             }
-            BatchNorm::PerReplica if positions.is_empty() => Ok(Computed::nothing()),
-            BatchNorm::PerReplica if self.stage_groups.workers > 1 => {
-                self.compute_in_stages(positions, step, mirror).await
+            StepKind::Nothing => (Computed::nothing(), Held::InMemory),
+            StepKind::InStages => {
+                let computed = self.compute_in_stages(positions, step, mirror).await?;
+                (computed, Held::InMemory)
             }
-            BatchNorm::PerReplica => Ok(replica.compute(positions, step).await?),
-        }
+            StepKind::Whole => (replica.compute(positions, step).await?, Held::InMemory),
+        };
+        self.held = Some((clock, held));
+        Ok(computed)
     }
 
     async fn push(
@@ -386,16 +373,11 @@ impl Strategy for Mirrored {
             ring: *self.number.borrow(),
             clock: clock.next(),
         };
-        if self.make_missed(clock, made, replica).await? {
-            return Ok(Pushing::done(Pushed::default()));
-        }
         let mirror = mirror(replica)?;
-        let mut summed = self.take_summed(clock);
-        let on_device = self.take_on_device(clock, samples, mirror)?;
+        let mut held = self.take_held(clock, samples, mirror)?;
         let finite = gradients.norm.is_finite();
         if !finite {
-            let summed = summed.as_mut();
-            gradients = take_back(gradients, samples, (summed, on_device), mirror).await?;
+            gradients = held.take_back(gradients, samples, mirror).await?;
         }
         let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
         let problem = (!finite).then(not_finite);
@@ -407,16 +389,13 @@ impl Strategy for Mirrored {
         self.skipped = (!finite).then_some(clock);
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };
-        match on_device {
-            OnDevice::Group(device) => {
-                self.make_step_on_devices(device, samples, made, mirror)
-                    .await?;
-            }
-            OnDevice::Alone(device) if samples > 0 => device.update_on_device(made).await?,
-            OnDevice::Alone(_) | OnDevice::Nothing => {
-                let step = (gradients, samples, made);
-                self.make_step(summed, step, replica).await?;
-            }
+        let step = (gradients, samples, made);
+        match held {
+            Held::Late => self.make_missed(made, mirror).await?,
+            Held::InGroup => self.make_step_on_devices(samples, made, mirror).await?,
+            Held::OnDevice if samples > 0 => device(mirror)?.update_on_device(made).await?,
+            Held::InBuckets(summed) => self.make_step(Some(summed), step, replica).await?,
+            Held::OnDevice | Held::InMemory => self.make_step(None, step, replica).await?,
         }
         match problem {
             None => Ok(Pushing::done(Pushed::default())),
