@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use crate::step::StepReport;
+
 /// Handles of the metrics, built once.
 pub(crate) struct Counters {
     pub(crate) steps: Counter,
@@ -55,12 +57,13 @@ impl Counters {
         }
     }
 
-    pub(crate) fn step(&self, samples: u64, loss: f64, norm: f64, times: &Times) {
+    pub(crate) fn step(&self, step: &StepReport) {
+        let (samples, times) = (step.samples, &step.times);
         self.steps.increment(1);
         self.samples.increment(samples);
         if samples > 0 {
-            self.loss.set(loss);
-            self.gradient_norm.set(norm);
+            self.loss.set(step.loss);
+            self.gradient_norm.set(step.norm);
         }
         let parts = [times.pull, times.compute, times.push, times.wait];
         for (histogram, part) in self.parts.iter().zip(parts) {

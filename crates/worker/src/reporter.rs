@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::counters::Times;
 use crate::error::WorkerError;
-use crate::step::Finished;
+use crate::step::StepReport;
 use crate::strategy::Reconciled;
 
 /// Async mode: the time from one report to the next, in which steps are added together. In bounded mode others may wait for each step.
@@ -105,17 +105,18 @@ impl Reporter {
     }
 
     /// Adds a finished step to the next report. `wants_work`: it is the last of its split, and the worker is in no ring.
-    pub(crate) fn finished(&self, place: SplitProgress, step: &Finished, wants_work: bool) {
+    pub(crate) fn finished(&self, place: SplitProgress, step: StepReport, wants_work: bool) {
         {
             let mut pending = self.pending.lock();
             pending.place = Some(place);
             pending.steps += 1;
             pending.samples += step.samples;
-            pending.skipped += u64::from(step.skipped);
+            pending.skipped += u64::from(step.skipped && step.reports_skip);
             pending.late += u64::from(step.late);
-            pending.loss_sum += step.loss;
+            // A NaN would spoil the sum of all steps' losses.
+            pending.loss_sum += if step.skipped { 0.0 } else { step.loss };
             pending.times.add(&step.times);
-            pending.receipts.clone_from(&step.receipts);
+            pending.receipts = step.receipts;
             pending.wants_work = wants_work;
         }
         self.handed_in.send_modify(|handed_in| handed_in.steps += 1);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use replica::{Prepared, Replica, Step};
+use replica::{Positions, Prepared, Replica, Step};
 use shared_proto::ids::Clock;
 use shared_proto::job::{NonFinite, StageGroups};
 use shared_proto::step::Gradients;
@@ -44,49 +44,39 @@ impl PlaceOfStep {
     }
 }
 
-/// A step with gradients that are not pushed yet.
-pub(crate) struct ComputedStep {
-    clock: Clock,
-    /// The samples of its gradients.
-    samples: u64,
-    reported: u64,
-    /// True if this worker reports a step that is left out: the first one of its stage group does.
-    reports_skips: bool,
-    /// True if it has no gradients, because the step was closed before.
-    late: bool,
-    loss: f64,
-    gradients: Gradients,
-    times: Times,
-}
-
-/// A step with an unacknowledged push.
-pub(crate) struct PushedStep {
+/// What a worker reports of a step. It is complete once the step's gradients are acknowledged.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StepReport {
     pub(crate) samples: u64,
     pub(crate) loss: f64,
     /// The global norm of its gradients.
     pub(crate) norm: f64,
     /// True if its gradient was NaN or infinite and was left out.
     pub(crate) skipped: bool,
-    /// True if this worker is the one that reports it then.
-    pub(crate) reports_skips: bool,
+    /// True if this worker reports it then: the first one of a stage group does.
+    pub(crate) reports_skip: bool,
     /// True if it was closed without this worker's gradient.
     pub(crate) late: bool,
-    /// The parts of the time that the step has taken so far.
-    pub(crate) times: Times,
-    pub(crate) pushing: Pushing,
-}
-
-/// A finished step.
-pub(crate) struct Finished {
-    pub(crate) samples: u64,
-    pub(crate) loss: f64,
-    /// True if its gradient was NaN or infinite and was left out.
-    pub(crate) skipped: bool,
-    /// True if it was closed without this worker's gradient.
-    pub(crate) late: bool,
+    /// The parts of the time that it has taken so far.
     pub(crate) times: Times,
     /// Sync mode: the proofs that its gradient is held where the step needs it.
     pub(crate) receipts: Vec<wire::ShardReceipt>,
+}
+
+/// A step with gradients that are not pushed yet.
+pub(crate) struct ComputedStep {
+    clock: Clock,
+    positions: Positions,
+    gradients: Gradients,
+    report: StepReport,
+}
+
+/// A step with an unacknowledged push.
+pub(crate) struct PushedStep {
+    /// The position of the split behind it.
+    pub(crate) end: u64,
+    pub(crate) report: StepReport,
+    pub(crate) pushing: Pushing,
 }
 
 /// Pulls what a prepared batch wants, and computes the gradients of a step. `next` is the batch of the step after it, if it is known.
@@ -116,18 +106,23 @@ pub(crate) async fn compute(
     };
     Ok(ComputedStep {
         clock,
-        samples: positions.samples(),
-        reported: place.reported(reported),
-        reports_skips: place.in_group == 0,
-        late: computed.late,
-        loss: computed.loss,
-        gradients: computed.gradients,
-        times: Times {
-            pull: pulled.saturating_sub(wait),
-            compute: asked.elapsed().saturating_sub(waited),
-            push: waited,
-            wait,
+        positions,
+        report: StepReport {
+            samples: place.reported(reported),
+            loss: computed.loss,
+            norm: computed.gradients.norm,
+            skipped: false,
+            reports_skip: place.in_group == 0,
+            late: computed.late,
+            times: Times {
+                pull: pulled.saturating_sub(wait),
+                compute: asked.elapsed().saturating_sub(waited),
+                push: waited,
+                wait,
+            },
+            receipts: Vec::new(),
         },
+        gradients: computed.gradients,
     })
 }
 
@@ -142,64 +137,28 @@ pub(crate) async fn push(
 ) -> Result<PushedStep, WorkerError> {
     let ComputedStep {
         clock,
-        samples,
-        reported,
-        reports_skips,
-        late,
-        loss,
+        positions,
         gradients,
-        mut times,
+        mut report,
     } = step;
     let handed_over = Instant::now();
-    let norm = gradients.norm;
-    let pushed = strategy.push(clock, gradients, samples, next, replica);
-    let (skipped, pushing) = match pushed.await {
+    let pushed = strategy.push(clock, gradients, positions.samples(), next, replica);
+    let pushing = match pushed.await {
         Err(StrategyError::NonFinite(error)) if non_finite == NonFinite::Skip => {
             counters.skipped.increment(1);
             tracing::warn!("{error}; the step is left out");
-            (true, Pushing::done(Pushed::default()))
+            report.skipped = true;
+            Pushing::done(Pushed::default())
         }
-        pushed => (false, pushed?),
+        pushed => pushed?,
     };
-    times.push += handed_over.elapsed();
-    counters.late.increment(late.into());
+    report.times.push += handed_over.elapsed();
+    counters.late.increment(report.late.into());
     Ok(PushedStep {
-        samples: reported,
-        loss,
-        norm,
-        skipped,
-        reports_skips,
-        late,
-        times,
+        end: positions.end,
+        report,
         pushing,
     })
-}
-
-impl PushedStep {
-    /// Returns the step once its gradients are acknowledged, as the last of `clock` steps.
-    pub(crate) fn finish(self, pushed: Pushed, clock: Clock, counters: &Counters) -> Finished {
-        let Self {
-            samples,
-            loss,
-            norm,
-            skipped,
-            reports_skips,
-            late,
-            times,
-            ..
-        } = self;
-        counters.step(samples, loss, norm, &times);
-        counters.clock.set(clock.0 as f64);
-        Finished {
-            samples,
-            // A NaN would spoil the sum of all steps' losses.
-            loss: if skipped { 0.0 } else { loss },
-            skipped: skipped && reports_skips,
-            late,
-            times,
-            receipts: pushed.receipts,
-        }
-    }
 }
 
 /// Returns the times of a period without work.

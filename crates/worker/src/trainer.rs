@@ -124,7 +124,7 @@ impl Trainer<'_> {
         let (membership, counters) = (self.membership, self.counters);
         let (reporter, clock) = (&self.reporter, &mut self.clock);
         let failed = reporter.failed();
-        let mut unfinished = Unfinished::none(*clock, failed, |now, step, pushed, position| {
+        let mut unfinished = Unfinished::none(*clock, failed, |now, step, position| {
             *clock = now;
             membership.sender().set_clock(now);
             let place = SplitProgress {
@@ -133,7 +133,9 @@ impl Trainer<'_> {
                 position,
             };
             let wants_work = position == split.end && split.ranks == 0;
-            reporter.finished(place, &step.finish(pushed, now, counters), wants_work);
+            counters.step(&step);
+            counters.clock.set(now.0 as f64);
+            reporter.finished(place, step, wants_work);
         });
         loop {
             while prepared.len() <= prefetch
@@ -160,7 +162,7 @@ impl Trainer<'_> {
             let (next, non_finite) = (prepared.front_mut(), self.job.non_finite);
             let pushed = push(replica, strategy, counters, computed, next, non_finite);
             let pushed = unfinished.meanwhile(pushed).await?;
-            unfinished.pushed(pushed, batch.positions().end);
+            unfinished.pushed(pushed);
             if self.job.strategy.pipeline == 0 {
                 unfinished.finish().await?;
             }

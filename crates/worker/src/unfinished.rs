@@ -7,29 +7,21 @@ use shared_proto::ids::Clock;
 use tokio::time::Instant;
 
 use crate::error::WorkerError;
-use crate::step::PushedStep;
+use crate::step::{PushedStep, StepReport};
 use crate::strategy::{Pushed, StrategyError};
 
 /// A step that is pushed and not finished, if there is one.
 pub(crate) struct Unfinished<R> {
     /// The number of finished steps.
     clock: Clock,
-    step: Option<Pending>,
+    step: Option<PushedStep>,
     /// Ready with an error once steps no longer count.
     failed: Pin<Box<dyn Future<Output = WorkerError>>>,
-    /// Reports a finished step: the number of finished steps including this one, the step, its acknowledgement, and the position behind
-    /// the step.
+    /// Reports a finished step: the number of finished steps including this one, the step, and the position of the split behind it.
     report: R,
 }
 
-/// A step that is pushed.
-struct Pending {
-    step: PushedStep,
-    /// The position of the split behind the step.
-    position: u64,
-}
-
-impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Unfinished<R> {
+impl<R: FnMut(Clock, StepReport, u64)> Unfinished<R> {
     /// Creates the state of a worker without a pushed step, after `clock` finished steps. `failed` is ready once finished steps do not
     /// count.
     pub(crate) fn none(
@@ -53,10 +45,10 @@ impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Unfinished<R> {
         }
     }
 
-    /// Takes a step that is pushed, up to this position of the split. The step before must be finished.
-    pub(crate) fn pushed(&mut self, step: PushedStep, position: u64) {
+    /// Takes a step that is pushed. The step before must be finished.
+    pub(crate) fn pushed(&mut self, step: PushedStep) {
         debug_assert!(self.step.is_none(), "at most one push is unacknowledged");
-        self.step = Some(Pending { step, position });
+        self.step = Some(step);
     }
 
     /// Does `work`, and finishes the step before if its gradients are acknowledged meanwhile.
@@ -73,8 +65,8 @@ impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Unfinished<R> {
             tokio::select! {
                 biased;
                 pushed = acknowledged(&mut self.step), if self.step.is_some() => {
-                    let (pending, pushed) = pushed?;
-                    self.report(pending, pushed);
+                    let (step, pushed) = pushed?;
+                    self.report(step, pushed);
                 }
                 done = &mut work => return done,
                 error = &mut self.failed => return Err(error),
@@ -91,30 +83,34 @@ impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Unfinished<R> {
             return Ok(());
         }
         let began = Instant::now();
-        let (mut pending, pushed) = tokio::select! {
+        let (mut step, pushed) = tokio::select! {
             biased;
             pushed = acknowledged(&mut self.step) => pushed?,
             error = &mut self.failed => return Err(error),
         };
-        pending.step.times.push += began.elapsed();
-        self.report(pending, pushed);
+        step.report.times.push += began.elapsed();
+        self.report(step, pushed);
         Ok(())
     }
 
-    fn report(&mut self, Pending { step, position }: Pending, pushed: Pushed) {
+    fn report(&mut self, step: PushedStep, pushed: Pushed) {
         self.clock = self.clock.next();
-        (self.report)(self.clock, step, pushed, position);
+        let mut report = step.report;
+        report.receipts = pushed.receipts;
+        (self.report)(self.clock, report, step.end);
     }
 }
 
 /// Waits until the gradients of a step are acknowledged or refused, and takes the step.
-async fn acknowledged(step: &mut Option<Pending>) -> Result<(Pending, Pushed), StrategyError> {
+async fn acknowledged(
+    step: &mut Option<PushedStep>,
+) -> Result<(PushedStep, Pushed), StrategyError> {
     let result = match step {
-        Some(Pending { step, .. }) => step.pushing.acknowledged().await,
+        Some(step) => step.pushing.acknowledged().await,
         None => std::future::pending().await,
     };
     match step.take() {
-        Some(pending) => Ok((pending, result?)),
+        Some(step) => Ok((step, result?)),
         None => std::future::pending().await,
     }
 }
@@ -130,17 +126,21 @@ mod tests {
     use crate::counters::Times;
     use crate::strategy::Pushing;
 
-    /// Returns a step, and the sender of its acknowledgement.
-    fn step() -> (PushedStep, oneshot::Sender<Result<(), StrategyError>>) {
+    /// Returns a step up to a position, and the sender of its acknowledgement.
+    fn step(end: u64) -> (PushedStep, oneshot::Sender<Result<(), StrategyError>>) {
         let (acknowledge, acknowledged) = oneshot::channel::<Result<(), StrategyError>>();
         let step = PushedStep {
-            samples: 2,
-            loss: 0.5,
-            norm: 1.0,
-            skipped: false,
-            late: false,
-            reports_skips: true,
-            times: Times::default(),
+            end,
+            report: StepReport {
+                samples: 2,
+                loss: 0.5,
+                norm: 1.0,
+                skipped: false,
+                reports_skip: true,
+                late: false,
+                times: Times::default(),
+                receipts: Vec::new(),
+            },
             pushing: Pushing::until(async {
                 let acknowledged = acknowledged.await.unwrap();
                 acknowledged.map(|()| Pushed::default())
@@ -160,13 +160,13 @@ mod tests {
     #[tokio::test]
     async fn a_step_is_reported_while_the_next_one_is_computed_once_it_is_acknowledged() {
         let reported = RefCell::new(Vec::new());
-        let report = |clock: Clock, _, _, position| reported.borrow_mut().push((clock.0, position));
+        let report = |clock: Clock, _, position| reported.borrow_mut().push((clock.0, position));
         let mut unfinished = Unfinished::none(Clock(4), pending(), report);
         assert_eq!(unfinished.next_clock(), Clock(4));
         unfinished.finish().await.unwrap();
 
-        let (one, acknowledge) = step();
-        unfinished.pushed(one, 32);
+        let (one, acknowledge) = step(32);
+        unfinished.pushed(one);
         // The next step is computed with the clock behind this one, which is not reported yet.
         assert_eq!(unfinished.next_clock(), Clock(5));
         assert_eq!(unfinished.meanwhile(a_moment()).await.unwrap(), 7);
@@ -186,14 +186,14 @@ mod tests {
     #[tokio::test]
     async fn each_step_is_reported_once_and_in_order() {
         let reported = RefCell::new(Vec::new());
-        let report = |clock: Clock, step: PushedStep, _, position| {
+        let report = |clock: Clock, step: StepReport, position| {
             assert!(step.times.push.as_millis() >= 20, "the wait counts");
             reported.borrow_mut().push((clock.0, position));
         };
         let mut unfinished = Unfinished::none(Clock(0), pending(), report);
         for position in [3, 6] {
-            let (one, acknowledge) = step();
-            unfinished.pushed(one, position);
+            let (one, acknowledge) = step(position);
+            unfinished.pushed(one);
             let finish = unfinished.finish();
             let acknowledged = async {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -207,11 +207,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_step_that_does_not_count_ends_the_next_one() {
-        let report = |_, _, _, _| panic!("it does not count");
+        let report = |_, _, _| panic!("it does not count");
         let lost = || StrategyError::Abandoned("lost".to_owned());
         let mut unfinished = Unfinished::none(Clock(0), pending(), report);
-        let (one, acknowledge) = step();
-        unfinished.pushed(one, 3);
+        let (one, acknowledge) = step(3);
+        unfinished.pushed(one);
         assert!(acknowledge.send(Err(lost())).is_ok());
         let endless = pending::<Result<(), WorkerError>>();
         let error = unfinished.meanwhile(endless).await.unwrap_err();
@@ -220,8 +220,8 @@ mod tests {
         // The reports of earlier steps are refused.
         let refused = async { WorkerError::from(StrategyError::Abandoned("refused".to_owned())) };
         let mut unfinished = Unfinished::none(Clock(0), refused, report);
-        let (one, _acknowledge) = step();
-        unfinished.pushed(one, 3);
+        let (one, _acknowledge) = step(3);
+        unfinished.pushed(one);
         let error = unfinished.finish().await.unwrap_err();
         assert!(error.to_string().contains("refused"), "{error}");
     }
