@@ -2,6 +2,7 @@
 
 use shared_proto::job::Adagrad;
 
+use crate::stale::OF_SUMS;
 use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Adagrad {
@@ -10,6 +11,10 @@ impl Rule for Adagrad {
             count: 1,
             initial: self.initial_accumulator,
         }
+    }
+
+    fn stale_exponent(&self) -> f64 {
+        OF_SUMS
     }
 
     fn apply(&self, update: Update, part: Part) {

@@ -3,7 +3,7 @@
 
 use shared_proto::job::{Adam, AdamW};
 
-use crate::stale::carry;
+use crate::stale::{OF_MOMENTS, carry};
 use crate::{Part, Rule, Slots, Update};
 
 const SLOTS: Slots = Slots {
@@ -14,6 +14,10 @@ const SLOTS: Slots = Slots {
 impl Rule for Adam {
     fn slots(&self) -> Slots {
         SLOTS
+    }
+
+    fn stale_exponent(&self) -> f64 {
+        OF_MOMENTS
     }
 
     fn apply(&self, update: Update, part: Part) {
@@ -28,6 +32,10 @@ impl Rule for Adam {
 impl Rule for AdamW {
     fn slots(&self) -> Slots {
         SLOTS
+    }
+
+    fn stale_exponent(&self) -> f64 {
+        OF_MOMENTS
     }
 
     fn apply(&self, update: Update, part: Part) {

@@ -4,6 +4,7 @@
 
 use shared_proto::job::Ftrl;
 
+use crate::stale::OF_SUMS;
 use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Ftrl {
@@ -13,6 +14,10 @@ impl Rule for Ftrl {
             count: 2,
             initial: 0.0,
         }
+    }
+
+    fn stale_exponent(&self) -> f64 {
+        OF_SUMS
     }
 
     fn apply(&self, update: Update, part: Part) {

@@ -95,6 +95,10 @@ pub trait Rule: Send + Sync {
     /// Applies the part's gradient to its weights, and makes its look-ahead weights.
     fn apply(&self, update: Update, part: Part);
 
+    /// Returns the exponent by which a step with n updates in flight is shortened, to n to the power of minus this: 1 if it is
+    /// proportional to the gradient, less if it is divided by the gradient's size.
+    fn stale_exponent(&self) -> f64;
+
     /// Returns how far the momentum carries the weights in the `updates` that follow `update`, if they have no gradient, as a multiple of the
     /// momentum's step in `update`.
     fn steps_ahead(&self, _update: Update, _updates: f64) -> f32 {

@@ -3,7 +3,7 @@
 
 use shared_proto::job::Momentum;
 
-use crate::stale::carry;
+use crate::stale::{OF_A_MEAN, carry};
 use crate::{LookAhead, Part, Rule, Slots, Update};
 
 impl Rule for Momentum {
@@ -12,6 +12,10 @@ impl Rule for Momentum {
             count: 1,
             initial: 0.0,
         }
+    }
+
+    fn stale_exponent(&self) -> f64 {
+        OF_A_MEAN
     }
 
     fn apply(&self, update: Update, part: Part) {

@@ -3,6 +3,7 @@
 
 use shared_proto::job::RmsProp;
 
+use crate::stale::OF_MOMENTS;
 use crate::stale::carry;
 use crate::{Part, Rule, Slots, Update};
 
@@ -12,6 +13,10 @@ impl Rule for RmsProp {
             count: if self.momentum > 0.0 { 2 } else { 1 },
             initial: 0.0,
         }
+    }
+
+    fn stale_exponent(&self) -> f64 {
+        OF_MOMENTS
     }
 
     fn apply(&self, update: Update, part: Part) {

@@ -2,6 +2,7 @@
 
 use shared_proto::job::Sgd;
 
+use crate::stale::OF_A_MEAN;
 use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Sgd {
@@ -10,6 +11,10 @@ impl Rule for Sgd {
             count: 0,
             initial: 0.0,
         }
+    }
+
+    fn stale_exponent(&self) -> f64 {
+        OF_A_MEAN
     }
 
     fn apply(&self, update: Update, part: Part) {

@@ -18,6 +18,8 @@ use shared_proto::blocks::VariableKind;
 use shared_proto::job::{Correction, Job, Optimizer};
 use shared_proto::table::RowOptimizer;
 
+use crate::rule;
+
 /// The corrections of a variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StaleSteps {
@@ -41,13 +43,13 @@ const LARGEST_SHARE: f64 = 1.0 / 8.0;
 const POINTS: u64 = 16;
 
 /// The exponent of steps that are proportional to the gradient: the mean of n gradients moves the weights by the n-th part of their sum.
-const OF_A_MEAN: f64 = 1.0;
+pub(crate) const OF_A_MEAN: f64 = 1.0;
 
 /// The exponent of steps that are divided by the root of a mean of squares. A single gradient has more noise than the mean of n.
-const OF_MOMENTS: f64 = 0.75;
+pub(crate) const OF_MOMENTS: f64 = 0.75;
 
 /// The exponent of steps that are divided by the root of a sum of squares, which n gradients raise n times.
-const OF_SUMS: f64 = 0.5;
+pub(crate) const OF_SUMS: f64 = 0.5;
 
 /// The norms of a block's weights before an update, and of its step before that is shortened. Both may be those of a part of the block: only their
 /// ratio counts.
@@ -138,16 +140,11 @@ impl StaleSteps {
             }
             VariableKind::Trained => {}
         }
-        let exponent = match optimizer {
-            Optimizer::Sgd(_) | Optimizer::Momentum(_) => OF_A_MEAN,
-            Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::RmsProp(_) => OF_MOMENTS,
-            Optimizer::Adagrad(_) | Optimizer::Ftrl(_) => OF_SUMS,
-        };
         // A velocity takes steps on past the point where gradients turn, the more so the longer it lasts.
         let rest = 1.0 - f64::from(optimizer.momentum());
         Some(Self {
             limit: step_limit * rest.sqrt(),
-            exponent,
+            exponent: rule(optimizer).stale_exponent(),
             look_ahead: look_ahead && optimizer.has_momentum(),
             window,
         })
