@@ -174,11 +174,7 @@ impl JobFlags {
             job.strategy.staleness = Strategy::default().staleness;
         }
         set(&mut job.strategy.mode, self.mode);
-        if self
-            .strategy
-            .is_some_and(|name| name != StrategyName::ParameterServer)
-            || self.mode == Some(Mode::Sync)
-        {
+        if self.strategy.is_some_and(StrategyName::has_ring) || self.mode == Some(Mode::Sync) {
             // The file computes ahead with servers that apply gradients as they come, and here there are none.
             job.strategy.pipeline = Strategy::default().pipeline;
         }

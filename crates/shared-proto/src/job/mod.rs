@@ -28,9 +28,7 @@ pub use error::JobError;
 pub use groups::{Group, matches_pattern};
 pub use monitor::{Best, EarlyStopping, Evaluations, Goal, Plateau};
 pub use objective::{LossName, Objective};
-pub use optimizer::{
-    Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
-};
+pub use optimizer::*;
 pub use strategy::{
     BatchNorm, Correction, CrossDevice, PipelineSchedule, StageGroups, Strategy, StrategyName,
 };
@@ -460,7 +458,7 @@ impl Job {
 
     /// Returns whether the servers limit the mean over all workers, in place of the workers, each of which would limit its own gradient.
     pub fn servers_clip(&self) -> bool {
-        self.strategy.name == StrategyName::ParameterServer
+        !self.strategy.name.has_ring()
             && self.strategy.mode == Mode::Sync
             && self.clip() != Clip::default()
     }

@@ -36,7 +36,7 @@ impl Strategy {
                 value: pipeline.to_string(),
                 expected: "must be 0 or 1",
             }),
-            _ if name != StrategyName::ParameterServer => Err(unused(
+            _ if name.has_ring() => Err(unused(
                 "strategy.name",
                 format!("{:?}", name.name()),
                 "leave it out, or use \"parameter-server\"",
@@ -90,7 +90,7 @@ impl Strategy {
             other_value,
             advice,
         };
-        if self.name != StrategyName::ParameterServer {
+        if self.name.has_ring() {
             let name = format!("{:?}", self.name.name());
             let advice = "leave it out, or use \"parameter-server\"";
             return Err(unused("strategy.name", name, advice));
