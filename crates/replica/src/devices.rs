@@ -4,7 +4,6 @@
 mod gpus;
 mod share;
 
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -22,10 +21,7 @@ use self::share::{Share, part};
 use super::error::ReplicaError;
 use super::filling::Filling;
 use super::interface::{Computing, Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::{
-    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StageSteps,
-    StepsMade, ValuesId,
-};
+use super::mirror::{DeviceSteps, FirstReplica, InBuckets, Mirror, MirrorState, StepsMade};
 use super::rounds::{Others, meet, rounds};
 use super::step::{Computed, Positions, Step};
 use super::thread::ModelReplica;
@@ -131,7 +127,7 @@ impl DeviceReplicas {
         })
     }
 
-    fn first(&self) -> &ModelReplica {
+    fn first_replica(&self) -> &ModelReplica {
         &self.replicas[0]
     }
 
@@ -180,7 +176,7 @@ impl DeviceReplicas {
         if others.is_empty() {
             return Ok(());
         }
-        let values = self.first().values().await?;
+        let values = self.first_replica().values().await?;
         let part = |(variable, values): (usize, &Elements)| Part {
             variable,
             start: 0,
@@ -229,7 +225,7 @@ fn tell(devices: &[Device]) {
 #[async_trait(?Send)]
 impl Replica for DeviceReplicas {
     fn description(&self) -> &Description {
-        self.first().description()
+        self.first_replica().description()
     }
 
     async fn prepare(&self, positions: Positions) -> Prepared {
@@ -269,11 +265,11 @@ impl Replica for DeviceReplicas {
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
-        self.first().evaluate(part).await
+        self.first_replica().evaluate(part).await
     }
 
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.first().initial_values().await
+        self.first_replica().initial_values().await
     }
 
     fn mirror(&self) -> Option<&dyn Mirror> {
@@ -281,18 +277,22 @@ impl Replica for DeviceReplicas {
     }
 
     async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
-        self.first().save(path).await
+        self.first_replica().save(path).await
     }
 }
 
 #[async_trait(?Send)]
 impl Mirror for DeviceReplicas {
+    fn first(&self) -> &dyn FirstReplica {
+        self.first_replica()
+    }
+
     async fn update(
         &self,
         gradient: BucketedGradients,
         made: StepsMade,
     ) -> Result<BucketedGradients, ReplicaError> {
-        let (first, others) = (self.first(), &self.keepers()[1..]);
+        let (first, others) = (self.first_replica(), &self.keepers()[1..]);
         let others = others
             .iter()
             .map(|replica| replica.update(gradient.clone(), made));
@@ -300,6 +300,17 @@ impl Mirror for DeviceReplicas {
         let (memory, updated) = tokio::join!(first.update(gradient, made), others);
         updated?;
         let memory = memory?;
+        self.copy_values().await?;
+        Ok(memory)
+    }
+
+    /// The first replica alone makes it, and the others copy its values.
+    async fn make_update(
+        &self,
+        values: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        let memory = self.first_replica().make_update(values, made).await?;
         self.copy_values().await?;
         Ok(memory)
     }
@@ -346,16 +357,10 @@ impl Mirror for DeviceReplicas {
         positions: Positions,
         step: Step,
     ) -> Result<InBuckets, ReplicaError> {
-        let computed = self.first().compute_in_buckets(filling, positions, step);
+        let computed = self
+            .first_replica()
+            .compute_in_buckets(filling, positions, step);
         computed.await
-    }
-
-    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.first().bucketed_gradients().await
-    }
-
-    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
-        self.first().gradient_order().await
     }
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
@@ -366,7 +371,7 @@ impl Mirror for DeviceReplicas {
     }
 
     async fn state(&self) -> Result<MirrorState, ReplicaError> {
-        self.first().state().await
+        self.first_replica().state().await
     }
 
     async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
@@ -382,73 +387,12 @@ impl Mirror for DeviceReplicas {
         Ok(made.first().copied().flatten().filter(|_| all_equal))
     }
 
-    /// The first replica alone: it is the one that evaluates.
-    async fn swap_averages(&self) -> Result<(), ReplicaError> {
-        self.first().swap_averages().await
-    }
-
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         match &self.replicas[..] {
             _ if self.adding == Adding::WithinWorker => Some(self),
             [one] => one.device_steps(),
             _ => None,
         }
-    }
-
-    fn stages(&self) -> Option<&dyn StageSteps> {
-        self.first().stages()
-    }
-}
-
-/// The first replica alone makes updates, and the others copy its values.
-#[async_trait(?Send)]
-impl OptimizerParts for DeviceReplicas {
-    async fn prepare_update(
-        &self,
-        gradient: Option<Vec<f32>>,
-        made: StepsMade,
-    ) -> Result<Vec<f32>, ReplicaError> {
-        self.first().prepare_update(gradient, made).await
-    }
-
-    async fn make_update(
-        &self,
-        values: Vec<f32>,
-        made: StepsMade,
-    ) -> Result<Vec<f32>, ReplicaError> {
-        let memory = self.first().make_update(values, made).await?;
-        self.copy_values().await?;
-        Ok(memory)
-    }
-
-    async fn held(&self) -> Result<Held, ReplicaError> {
-        self.first().held().await
-    }
-
-    async fn slots(
-        &self,
-        range: Range<usize>,
-        of: ValuesId,
-        before: bool,
-    ) -> Result<Vec<f32>, ReplicaError> {
-        self.first().slots(range, of, before).await
-    }
-
-    async fn hold(
-        &self,
-        share: SlotShare,
-        ranges: Vec<Range<usize>>,
-        slots: Option<Vec<Vec<f32>>>,
-    ) -> Result<(), ReplicaError> {
-        self.first().hold(share, ranges, slots).await
-    }
-
-    async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError> {
-        self.first().state_with(slots).await
-    }
-
-    async fn forget(&self) -> Result<(), ReplicaError> {
-        self.first().forget().await
     }
 }
 

@@ -36,7 +36,7 @@ pub use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use filling::{Filled, Filling, filling};
 pub use interface::{Computing, Description, Evaluation, EvaluationPart, Prepared, Replica};
 pub use mirror::{
-    DeviceGroup, DeviceSteps, GroupError, Held, InBuckets, Mirror, MirrorState, OptimizerParts,
+    DeviceGroup, DeviceSteps, FirstReplica, GroupError, Held, InBuckets, Mirror, MirrorState,
     SlotShare, StageSteps, StepsMade, ValuesId,
 };
 pub use neighbours::{Begun, Carried, Carrier, Ends, Neighbour, Neighbours, Wait};

@@ -16,7 +16,11 @@ use super::step::{Computed, Positions, Step};
 
 /// A replica that keeps the values between steps, with the optimizer's state: all replicas of a job hold the same bits.
 #[async_trait(?Send)]
-pub trait Mirror: OptimizerParts {
+pub trait Mirror {
+    /// Returns the replica on the first device. It alone evaluates, has stages of a model, and shares out the optimizer's state with
+    /// other workers.
+    fn first(&self) -> &dyn FirstReplica;
+
     /// Updates the values by the gradient of the step before `made`, which has the elements of all variables that are not
     /// frozen. Returns the memory of the gradient.
     async fn update(
@@ -24,6 +28,14 @@ pub trait Mirror: OptimizerParts {
         gradient: BucketedGradients,
         made: StepsMade,
     ) -> Result<BucketedGradients, ReplicaError>;
+
+    /// Makes the update that [`FirstReplica::prepare_update`] has prepared. `values` has the new values of all elements. Returns its
+    /// memory.
+    async fn make_update(
+        &self,
+        values: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError>;
 
     /// Makes later updates with this factor of the learning rate.
     async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError>;
@@ -52,14 +64,6 @@ pub trait Mirror: OptimizerParts {
         step: Step,
     ) -> Result<InBuckets, ReplicaError>;
 
-    /// Returns the gradients of the newest step that was computed in buckets, as [`Replica::compute`](super::Replica::compute) does. They are
-    /// kept until the next command on the values.
-    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError>;
-
-    /// Returns the variables with gradients that were complete before the backward pass ended, in the order of completion. They are
-    /// those of the newest step that was computed in buckets.
-    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError>;
-
     /// Returns the values and the optimizer's state; of a state that is shared out, only what each replica has.
     async fn state(&self) -> Result<MirrorState, ReplicaError>;
 
@@ -70,13 +74,63 @@ pub trait Mirror: OptimizerParts {
     /// Returns the steps that the values have; none if they are initial values, or were overwritten.
     async fn made(&self) -> Result<Option<StepsMade>, ReplicaError>;
 
-    /// Exchanges the weights and their moving averages, if the job keeps averages.
-    async fn swap_averages(&self) -> Result<(), ReplicaError>;
-
     /// Returns the replica as one with gradients that can stay on its device. Returns none by default.
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         None
     }
+}
+
+/// The replica on the first device of a worker. It alone has stages of a model, evaluates, and shares out the optimizer's state with other
+/// workers. In that state, elements are numbered over all variables that are not frozen; in vectors of slots, those of an element follow each
+/// other.
+#[async_trait(?Send)]
+pub trait FirstReplica {
+    /// Exchanges the weights and their moving averages, if the job keeps averages.
+    async fn swap_averages(&self) -> Result<(), ReplicaError>;
+
+    /// Returns the gradients of the newest step that was computed in buckets, as [`Replica::compute`](super::Replica::compute) does. They are
+    /// kept until the next command on the values.
+    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError>;
+
+    /// Returns the variables with gradients that were complete before the backward pass ended, in the order of completion. They are
+    /// those of the newest step that was computed in buckets.
+    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError>;
+
+    /// Prepares the update of the step before `made`. The vector has the gradient of the elements that this replica holds; afterwards
+    /// it has their new values. Nothing else changes, and a later update may be prepared instead. Without a gradient the step
+    /// changes no values. [`Mirror::make_update`] makes it.
+    async fn prepare_update(
+        &self,
+        gradient: Option<Vec<f32>>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError>;
+
+    /// Returns the slots and the prepared update that this replica has.
+    async fn held(&self) -> Result<Held, ReplicaError>;
+
+    /// Returns the slots of a range of elements at these values, the present ones or those of the prepared update. They are those of the
+    /// present share, or of the one before.
+    async fn slots(
+        &self,
+        range: Range<usize>,
+        of: ValuesId,
+        before: bool,
+    ) -> Result<Vec<f32>, ReplicaError>;
+
+    /// Replaces the ranges of elements that this replica holds, in this share. `slots` has the slots of each range; `None` gives them their
+    /// initial values. A prepared update is given up. The slots before are kept until an update is made with these.
+    async fn hold(
+        &self,
+        share: SlotShare,
+        ranges: Vec<Range<usize>>,
+        slots: Option<Vec<Vec<f32>>>,
+    ) -> Result<(), ReplicaError>;
+
+    /// Returns the values with these slots of all elements, in the form of a replica that has all of the state.
+    async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError>;
+
+    /// Forgets the values, because no member has some of the slots that belong to them.
+    async fn forget(&self) -> Result<(), ReplicaError>;
 
     /// Returns the replica as one that can compute some stages of the model. Returns none by default.
     fn stages(&self) -> Option<&dyn StageSteps> {
@@ -159,54 +213,6 @@ pub enum GroupError {
     /// Another worker or the network may be the cause.
     #[error("{0}")]
     Peer(ReplicaError),
-}
-
-/// A replica that has a part of the optimizer's state, because the job shares it out among the workers. Elements are numbered over
-/// all variables that are not frozen. In vectors of slots, those of an element follow each other.
-#[async_trait(?Send)]
-pub trait OptimizerParts {
-    /// Prepares the update of the step before `made`. The vector has the gradient of the elements that this replica holds; afterwards
-    /// it has their new values. Nothing else changes, and a later update may be prepared instead. Without a gradient the step
-    /// changes no values.
-    async fn prepare_update(
-        &self,
-        gradient: Option<Vec<f32>>,
-        made: StepsMade,
-    ) -> Result<Vec<f32>, ReplicaError>;
-
-    /// Makes the prepared update. `values` has the new values of all elements. Returns its memory.
-    async fn make_update(
-        &self,
-        values: Vec<f32>,
-        made: StepsMade,
-    ) -> Result<Vec<f32>, ReplicaError>;
-
-    /// Returns what this replica has.
-    async fn held(&self) -> Result<Held, ReplicaError>;
-
-    /// Returns the slots of a range of elements at these values, the present ones or those of the prepared update. They are those of the
-    /// present share, or of the one before.
-    async fn slots(
-        &self,
-        range: Range<usize>,
-        of: ValuesId,
-        before: bool,
-    ) -> Result<Vec<f32>, ReplicaError>;
-
-    /// Holds these ranges of elements from now on, in this share, with these slots of each range; without slots, with initial
-    /// ones. A prepared update is given up. The slots before are kept until an update is made with these.
-    async fn hold(
-        &self,
-        share: SlotShare,
-        ranges: Vec<Range<usize>>,
-        slots: Option<Vec<Vec<f32>>>,
-    ) -> Result<(), ReplicaError>;
-
-    /// Returns the values with these slots of all elements, in the form of a replica that has all of the state.
-    async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError>;
-
-    /// Forgets the values, because no member has some of the slots that belong to them.
-    async fn forget(&self) -> Result<(), ReplicaError>;
 }
 
 /// The result of a step with gradients that are in buckets.

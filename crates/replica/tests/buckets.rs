@@ -126,7 +126,7 @@ async fn buckets_have_the_bits_of_a_step_that_is_computed_as_a_whole() {
         let variables = &replica.description().variables;
         let one = Arc::new(BucketPlan::one(variables));
         in_buckets(&replica, &one, 0).await.unwrap();
-        let order = replica.gradient_order().await.unwrap();
+        let order = replica.first().gradient_order().await.unwrap();
         assert!(order.len() >= 4, "{job}: {order:?}");
         for plan in plans(&replica, &order) {
             let expected = whole(&other, 1).await;
@@ -141,9 +141,9 @@ async fn buckets_have_the_bits_of_a_step_that_is_computed_as_a_whole() {
                 times_samples(&gradient),
                 "{job}"
             );
-            let again = replica.bucketed_gradients().await.unwrap();
+            let again = replica.first().bucketed_gradients().await.unwrap();
             assert_eq!(numbers(&again), gradient);
-            assert_eq!(replica.gradient_order().await.unwrap(), order);
+            assert_eq!(replica.first().gradient_order().await.unwrap(), order);
         }
     }
 }
@@ -154,7 +154,7 @@ async fn an_update_by_buckets_is_an_update_by_the_whole() {
     let (replica, other) = (start(&job).await, start(&job).await);
     let one = Arc::new(BucketPlan::one(&replica.description().variables));
     in_buckets(&replica, &one, 0).await.unwrap();
-    let order = replica.gradient_order().await.unwrap();
+    let order = replica.first().gradient_order().await.unwrap();
     for (step, plan) in (1..).zip(plans(&replica, &order)) {
         let (_, buckets) = in_buckets(&replica, &plan, step).await.unwrap();
         replica.update(buckets, StepsMade::default()).await.unwrap();
@@ -178,7 +178,7 @@ async fn a_gradient_that_grows_after_it_has_left_is_noticed() {
     let one = Arc::new(BucketPlan::one(variables));
     assert!(in_buckets(&replica, &one, 0).await.unwrap().0.complete);
     // The pass tells the weight's gradient too, but without the part of the squares.
-    assert_eq!(replica.gradient_order().await.unwrap(), [bias]);
+    assert_eq!(replica.first().gradient_order().await.unwrap(), [bias]);
     let expected = whole(&other, 1).await.gradients;
     let norm = expected.norm;
     let expected = numbers(&expected.values);
@@ -189,7 +189,7 @@ async fn a_gradient_that_grows_after_it_has_left_is_noticed() {
         assert_eq!(found.computed.gradients.norm, norm);
         let right = buckets.in_order(variables) == times_samples(&expected);
         assert_eq!(right, complete);
-        let again = replica.bucketed_gradients().await.unwrap();
+        let again = replica.first().bucketed_gradients().await.unwrap();
         assert_eq!(numbers(&again), expected);
     }
 }

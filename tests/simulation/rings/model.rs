@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use replica::{
     Computed, Description, DeviceGroup, DeviceSteps, Evaluation, EvaluationPart, Filling,
-    GroupError, InBuckets, Mirror, MirrorState, Others, Positions, Prepared, Replica, ReplicaError,
-    SlotShare, StageSteps, Step, StepsMade, ValuesId,
+    FirstReplica, GroupError, InBuckets, Mirror, MirrorState, Others, Positions, Prepared, Replica,
+    ReplicaError, SlotShare, Step, StepsMade, ValuesId,
 };
 use shared_proto::ids::Epoch;
 use shared_proto::payload::Elements;
@@ -256,6 +256,19 @@ pub(super) fn of_values(values: Vec<Vec<f32>>) -> Computed {
 
 #[async_trait(?Send)]
 impl Mirror for Kept {
+    fn first(&self) -> &dyn FirstReplica {
+        self
+    }
+
+    async fn make_update(
+        &self,
+        values: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        self.make_prepared(&values, made);
+        Ok(values)
+    }
+
     async fn update(
         &self,
         gradient: BucketedGradients,
@@ -305,7 +318,7 @@ impl Mirror for Kept {
         self.history.computed(&self.name, clock, positions);
         let gradient = self.shape.gradient(clock, positions);
         let plan = filling.plan().clone();
-        let order = self.gradient_order().await?;
+        let order = FirstReplica::gradient_order(self).await?;
         let (early, late): (Vec<_>, Vec<_>) = order
             .into_iter()
             .partition(|variable| plan.is_early(*variable));
@@ -327,19 +340,6 @@ impl Mirror for Kept {
             computed: self.result(Vec::new(), clock, positions),
             complete,
         })
-    }
-
-    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
-        let gradient = self.own.lock().unwrap().bucketed.clone();
-        Ok(gradient.into_iter().map(Elements::from).collect())
-    }
-
-    /// Returns an order that differs between replicas.
-    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
-        let mut order: Vec<usize> = (0..self.description.variables.len()).collect();
-        let middle = self.chance(0) as usize % order.len();
-        order.rotate_left(middle);
-        Ok(order)
     }
 
     /// If the job shares out the optimizer's state, each replica has a number more, so that it differs from a whole state.
@@ -381,18 +381,10 @@ impl Mirror for Kept {
         Ok(self.history.made(&self.name))
     }
 
-    async fn swap_averages(&self) -> Result<(), ReplicaError> {
-        Ok(())
-    }
-
     /// Half of the replicas are on a GPU, and all if GPUs add up gradients.
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         let on_gpu = self.gpus.is_some() || self.chance(2).is_multiple_of(2);
         on_gpu.then_some(self)
-    }
-
-    fn stages(&self) -> Option<&dyn StageSteps> {
-        Some(self)
     }
 }
 

@@ -133,6 +133,6 @@ impl DeviceSteps for DeviceReplicas {
     }
 
     async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.first().gradients_on_device().await
+        self.first_replica().gradients_on_device().await
     }
 }

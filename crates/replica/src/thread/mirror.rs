@@ -10,7 +10,7 @@ use super::{Command, ModelReplica};
 use crate::error::ReplicaError;
 use crate::filling::Filling;
 use crate::mirror::{
-    DeviceSteps, Held, InBuckets, Mirror, MirrorState, OptimizerParts, SlotShare, StageSteps,
+    DeviceSteps, FirstReplica, Held, InBuckets, Mirror, MirrorState, SlotShare, StageSteps,
     StepsMade, ValuesId,
 };
 use crate::mirrored::{MirrorCommand, Values};
@@ -35,6 +35,10 @@ impl ModelReplica {
 
 #[async_trait(?Send)]
 impl Mirror for ModelReplica {
+    fn first(&self) -> &dyn FirstReplica {
+        self
+    }
+
     async fn update(
         &self,
         gradient: BucketedGradients,
@@ -42,6 +46,10 @@ impl Mirror for ModelReplica {
     ) -> Result<BucketedGradients, ReplicaError> {
         self.on_values(move |values| values.update(gradient, made))
             .await
+    }
+
+    async fn make_update(&self, new: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+        self.on_values(move |values| values.make(new, made)).await
     }
 
     async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError> {
@@ -84,14 +92,6 @@ impl Mirror for ModelReplica {
             .await
     }
 
-    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.ask(Command::BucketedGradients).await
-    }
-
-    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
-        self.ask(Command::GradientOrder).await
-    }
-
     async fn state(&self) -> Result<MirrorState, ReplicaError> {
         self.on_values(|values| values.state()).await
     }
@@ -105,21 +105,25 @@ impl Mirror for ModelReplica {
         self.on_values(|values| values.made()).await
     }
 
-    async fn swap_averages(&self) -> Result<(), ReplicaError> {
-        self.on_values(|values| values.swap_averages()).await
-    }
-
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         self.steps_on_device.then_some(self)
-    }
-
-    fn stages(&self) -> Option<&dyn StageSteps> {
-        (self.stage_devices > 0).then_some(self)
     }
 }
 
 #[async_trait(?Send)]
-impl OptimizerParts for ModelReplica {
+impl FirstReplica for ModelReplica {
+    async fn swap_averages(&self) -> Result<(), ReplicaError> {
+        self.on_values(|values| values.swap_averages()).await
+    }
+
+    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
+        self.ask(Command::BucketedGradients).await
+    }
+
+    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
+        self.ask(Command::GradientOrder).await
+    }
+
     async fn prepare_update(
         &self,
         gradient: Option<Vec<f32>>,
@@ -127,10 +131,6 @@ impl OptimizerParts for ModelReplica {
     ) -> Result<Vec<f32>, ReplicaError> {
         self.on_values(move |values| values.prepare(gradient, made))
             .await
-    }
-
-    async fn make_update(&self, new: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
-        self.on_values(move |values| values.make(new, made)).await
     }
 
     async fn held(&self) -> Result<Held, ReplicaError> {
@@ -167,5 +167,9 @@ impl OptimizerParts for ModelReplica {
             Ok(())
         })
         .await
+    }
+
+    fn stages(&self) -> Option<&dyn StageSteps> {
+        (self.stage_devices > 0).then_some(self)
     }
 }

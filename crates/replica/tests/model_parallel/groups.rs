@@ -23,7 +23,7 @@ async fn group(model: &str, strategy: &str, workers: usize, devices: usize) -> G
 
 fn of_group(replica: &DeviceReplicas) -> &dyn StageSteps {
     let mirror = replica.mirror().expect("it keeps values");
-    mirror.stages().expect("it has stages")
+    mirror.first().stages().expect("it has stages")
 }
 
 /// Carries messages from one worker to another.

@@ -3,13 +3,73 @@
 use std::ops::Range;
 
 use async_trait::async_trait;
-use replica::{Held, MirrorState, OptimizerParts, ReplicaError, SlotShare, StepsMade, ValuesId};
+use replica::{
+    FirstReplica, Held, MirrorState, ReplicaError, SlotShare, StageSteps, StepsMade, ValuesId,
+};
+
+use shared_proto::payload::Elements;
 
 use super::{Kept, Own, PreparedStep};
 use crate::rings::values::CLOSE;
 
+impl Kept {
+    /// Makes the prepared update, and checks its values.
+    pub(super) fn make_prepared(&self, values: &[f32], made: StepsMade) {
+        let prepared = self.own.lock().unwrap().prepared.take();
+        let before = self.history.made(&self.name);
+        match prepared.and_then(|prepared| Some((prepared.gradient?, prepared.slots))) {
+            Some((gradient, slots)) => {
+                let state = self.history.state(&self.name);
+                let held = self.own.lock().unwrap().slots.clone();
+                let whole = self.shape.gradient_of(&state.values, values);
+                let pairs = gradient.iter().zip(&whole).zip(&held);
+                let wrong = pairs.enumerate().find(|(_, ((part, right), slot))| {
+                    !slot.is_nan() && (**part - **right).abs() > CLOSE
+                });
+                if let Some((element, ((part, right), _))) = wrong {
+                    let name = &self.name;
+                    self.history.violation(format!(
+                        "{name} has added up {part} for element {element}, and the step has {right}"
+                    ));
+                }
+                self.history.updated(&self.name, whole, made);
+                self.own.lock().unwrap().slots = slots;
+            }
+            None => self.history.noted(&self.name, made),
+        }
+        self.has_made(before, made);
+        {
+            let mut own = self.own.lock().unwrap();
+            let of = ValuesId {
+                ring: own.made_in,
+                clock: made.clock,
+            };
+            own.share.iter_mut().for_each(|share| share.of = of);
+            own.before = None;
+        }
+        self.check_slots("has made a step");
+    }
+}
+
 #[async_trait(?Send)]
-impl OptimizerParts for Kept {
+impl FirstReplica for Kept {
+    async fn swap_averages(&self) -> Result<(), ReplicaError> {
+        Ok(())
+    }
+
+    async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError> {
+        let gradient = self.own.lock().unwrap().bucketed.clone();
+        Ok(gradient.into_iter().map(Elements::from).collect())
+    }
+
+    /// Returns an order that differs between replicas.
+    async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError> {
+        let mut order: Vec<usize> = (0..self.description.variables.len()).collect();
+        let middle = self.chance(0) as usize % order.len();
+        order.rotate_left(middle);
+        Ok(order)
+    }
+
     async fn prepare_update(
         &self,
         gradient: Option<Vec<f32>>,
@@ -37,47 +97,6 @@ impl OptimizerParts for Kept {
             gradient,
             slots,
         });
-        Ok(values)
-    }
-
-    async fn make_update(
-        &self,
-        values: Vec<f32>,
-        made: StepsMade,
-    ) -> Result<Vec<f32>, ReplicaError> {
-        let prepared = self.own.lock().unwrap().prepared.take();
-        let before = self.history.made(&self.name);
-        match prepared.and_then(|prepared| Some((prepared.gradient?, prepared.slots))) {
-            Some((gradient, slots)) => {
-                let state = self.history.state(&self.name);
-                let held = self.own.lock().unwrap().slots.clone();
-                let whole = self.shape.gradient_of(&state.values, &values);
-                let pairs = gradient.iter().zip(&whole).zip(&held);
-                let wrong = pairs.enumerate().find(|(_, ((part, right), slot))| {
-                    !slot.is_nan() && (**part - **right).abs() > CLOSE
-                });
-                if let Some((element, ((part, right), _))) = wrong {
-                    let name = &self.name;
-                    self.history.violation(format!(
-                        "{name} has added up {part} for element {element}, and the step has {right}"
-                    ));
-                }
-                self.history.updated(&self.name, whole, made);
-                self.own.lock().unwrap().slots = slots;
-            }
-            None => self.history.noted(&self.name, made),
-        }
-        self.has_made(before, made);
-        {
-            let mut own = self.own.lock().unwrap();
-            let of = ValuesId {
-                ring: own.made_in,
-                clock: made.clock,
-            };
-            own.share.iter_mut().for_each(|share| share.of = of);
-            own.before = None;
-        }
-        self.check_slots("has made a step");
         Ok(values)
     }
 
@@ -160,5 +179,9 @@ impl OptimizerParts for Kept {
         self.history.starts(&self.name);
         *self.own.lock().unwrap() = Own::default();
         Ok(())
+    }
+
+    fn stages(&self) -> Option<&dyn StageSteps> {
+        Some(self)
     }
 }

@@ -166,7 +166,7 @@ pub(super) async fn whole(
     Ok(match samples {
         0 => gradients,
         _ => Gradients {
-            values: mirror.bucketed_gradients().await?,
+            values: mirror.first().bucketed_gradients().await?,
             ..gradients
         },
     })
@@ -286,14 +286,14 @@ impl Ring {
             return Ok(Arc::clone(plan));
         }
         let own = match self.rank() {
-            0 => mirror.gradient_order().await?,
+            0 => mirror.first().gradient_order().await?,
             _ => Vec::new(),
         };
         let order = own.iter().map(|variable| *variable as f64).collect();
         let order = self.sum_short(order).await?;
         let mut order: Vec<usize> = order.iter().map(|variable| *variable as usize).collect();
         if planted!(OwnOrder) {
-            order = mirror.gradient_order().await?;
+            order = mirror.first().gradient_order().await?;
         }
         let plan = match order.is_empty() {
             true => Arc::clone(&buckets.one),

@@ -272,7 +272,7 @@ impl Mirrored {
     ) -> Result<(), StrategyError> {
         self.restore_weights(mirror).await?;
         if self.has_averages {
-            mirror.swap_averages().await?;
+            mirror.first().swap_averages().await?;
             self.swapped = true;
         }
         Ok(())
@@ -281,7 +281,7 @@ impl Mirrored {
     /// Puts the weights back in place of their averages, if an evaluation has exchanged them.
     async fn restore_weights(&mut self, mirror: &dyn Mirror) -> Result<(), StrategyError> {
         if std::mem::take(&mut self.swapped) {
-            mirror.swap_averages().await?;
+            mirror.first().swap_averages().await?;
         }
         Ok(())
     }

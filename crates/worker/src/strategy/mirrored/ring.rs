@@ -387,7 +387,7 @@ impl Mirrored {
                     tracing::warn!(
                         "parts of the optimizer's state are lost with workers that have died; all go back to the newest checkpoint"
                     );
-                    mirror.forget().await?;
+                    mirror.first().forget().await?;
                     return Err(Lost::Over);
                 }
                 taken
@@ -401,7 +401,7 @@ impl Mirrored {
         if let Some(taken) = taken {
             formed.hold(taken, mirror).await?;
         }
-        self.counters.holds(mirror.held().await?.slot_bytes);
+        self.counters.holds(mirror.first().held().await?.slot_bytes);
         Ok(())
     }
 }

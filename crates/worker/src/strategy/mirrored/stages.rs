@@ -105,7 +105,7 @@ fn stages(mirror: &dyn Mirror) -> Result<&dyn StageSteps, ReplicaError> {
         let what = "this replica has no stages, so `strategy.stage_workers` cannot be used with it";
         ReplicaError::Chain(what.to_owned())
     };
-    mirror.stages().ok_or_else(missing)
+    mirror.first().stages().ok_or_else(missing)
 }
 
 impl Ring {

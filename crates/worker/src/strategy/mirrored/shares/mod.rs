@@ -102,7 +102,10 @@ impl Ring {
             rank: self.rank(),
             ranks: self.ranks(),
         };
-        mirror.hold(share, taken.ranges, taken.slots).await?;
+        mirror
+            .first()
+            .hold(share, taken.ranges, taken.slots)
+            .await?;
         Ok(())
     }
 
@@ -113,7 +116,7 @@ impl Ring {
         wanted: &dyn Fn(Rank) -> Vec<Range<usize>>,
         mirror: &dyn Mirror,
     ) -> Result<Option<Plan>, Lost> {
-        let held = mirror.held().await?;
+        let held = mirror.first().held().await?;
         let mut numbers = vec![0.0; NUMBERS * self.ranks()];
         let own = NUMBERS * self.rank();
         numbers[own..own + NUMBERS].copy_from_slice(&to_numbers(&held));
@@ -143,7 +146,7 @@ impl Ring {
             let mut numbers = match own {
                 Some(which) => {
                     let (elements, before) = (slots.elements.clone(), *which == Which::Before);
-                    mirror.slots(elements, of, before).await?
+                    mirror.first().slots(elements, of, before).await?
                 }
                 None => zeros(&slots.elements),
             };
@@ -176,7 +179,7 @@ impl Ring {
     ) -> Result<Vec<f32>, Lost> {
         let (samples, _) = self.agree(Work::Step(samples)).await?;
         if samples == 0.0 {
-            mirror.prepare_update(None, made).await?;
+            mirror.first().prepare_update(None, made).await?;
             self.barrier().await?;
             mirror.make_update(Vec::new(), made).await?;
             return Ok(memory);
@@ -194,7 +197,7 @@ impl Ring {
         if !self.rounds() {
             gradient::scale(&mut memory, factor);
         }
-        let mut values = mirror.prepare_update(Some(memory), made).await?;
+        let mut values = mirror.first().prepare_update(Some(memory), made).await?;
         if shares.cut.copies < self.ranks() {
             // As long as the vector of gradients, so that it has the same segments.
             values.resize(shares.cut.vector, 0.0);
@@ -232,7 +235,7 @@ impl Ring {
             Plan::Moves(of, moves) => self.move_slots(shares, of, &moves, &ranges, mirror).await?,
         };
         match slots.pop() {
-            Some(slots) if writes => Ok(Some(mirror.state_with(slots).await?)),
+            Some(slots) if writes => Ok(Some(mirror.first().state_with(slots).await?)),
             _ => Ok(None),
         }
     }
