@@ -41,9 +41,9 @@ use serde_json::{Value, json};
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
 use shared_proto::payload::Elements;
+use shared_proto::step::Part;
 use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
-use variables::Part;
 use worker::strategy::Stores;
 
 use disk::Disk;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
-use ps_client::PulledBlock;
 use replica::Positions;
 use serde_json::Value;
 use shared_proto::ids::Epoch;
+use shared_proto::step::Part;
 use shared_proto::wire::BlockVersion;
 
 use crate::model::{PUSHES, Shape};
@@ -304,15 +304,16 @@ impl History {
         });
     }
 
-    pub(crate) fn pulled(&self, worker: &str, blocks: Vec<PulledBlock>) {
-        for block in &blocks {
-            self.pulled_block(worker, block);
+    pub(crate) fn pulled(&self, worker: &str, parts: &[Part]) {
+        for part in parts {
+            self.pulled_block(worker, part);
         }
     }
 
-    fn pulled_block(&self, worker: &str, block: &PulledBlock) {
-        let number = self.shape().block_at(block.variable, block.start);
-        let counters = match self.shape().counters(number, &block.values) {
+    fn pulled_block(&self, worker: &str, part: &Part) {
+        let pulled = part.version.expect("servers have all values");
+        let number = self.shape().block_at(part.of, part.start);
+        let counters = match self.shape().counters(number, &part.values) {
             Ok(counters) => counters,
             Err(wrong) => {
                 return self.violation(format!("{worker} has pulled block {number}: {wrong}"));
@@ -322,7 +323,7 @@ impl History {
         let (before, version) = {
             let mut inner = self.0.lock().unwrap();
             let run = inner.member_of[worker];
-            let version = (run, block.epoch.0, block.version.0);
+            let version = (run, pulled.epoch.0, pulled.version.0);
             let blocks = inner.rules.shape.all_blocks();
             let empty = || vec![vec![0.0; PUSHES]; blocks];
             let held = inner.held.entry(worker.to_owned()).or_insert_with(empty);

@@ -16,14 +16,12 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::job::Sgd;
 use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
+use shared_proto::step::{Gradients, Part, PartOf, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::{bucket, hash};
 use shared_proto::table::{RowOptimizer, TableSpec};
 use tokio::time::{Instant, Sleep};
-use variables::Part;
 use worker::strategy::{
-    Evaluated, Joining, ParameterServer, Pulled, Pushed, Pushing, Reconciled, Strategy,
-    StrategyError,
+    Evaluated, Joining, ParameterServer, Pulled, Pushing, Reconciled, Strategy, StrategyError,
 };
 
 use crate::history::History;
@@ -78,12 +76,12 @@ impl Shape {
 
     /// Returns the number of the block that begins with this element. For rows it is an element of the pulled list, and the
     /// number that of their bucket.
-    pub(crate) const fn block_at(self, variable: usize, start: usize) -> usize {
-        let elements = match variable == VARIABLES {
-            true => PUSHES + 1,
-            false => self.block_elements,
-        };
-        self.block(variable, start / elements)
+    pub(crate) const fn block_at(self, of: PartOf, start: usize) -> usize {
+        match of {
+            PartOf::Variable(variable) => self.block(variable, start / self.block_elements),
+            PartOf::Table(0) => self.block(VARIABLES, start / (PUSHES + 1)),
+            PartOf::Table(_) => self.pairs(),
+        }
     }
 
     /// Returns the elements of a block that count pushes, or the rows of pairs. `values` are all of a dense block, or the rows
@@ -278,7 +276,9 @@ impl Replica for Counting {
         Prepared::new(positions, wants.collect())
     }
 
-    async fn load(&self, _: Vec<Part>) {}
+    async fn load(&self, parts: Vec<Part>) {
+        self.history.pulled(&self.name, &parts);
+    }
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         self.next_computation().await;
@@ -365,12 +365,9 @@ impl Strategy for Observed {
         &mut self,
         clock: Clock,
         batch: &mut Prepared,
-        _: &dyn Replica,
+        replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
-        let wants = batch.wants().await;
-        let (name, history) = (&self.name, &self.history);
-        let take = async |blocks| history.pulled(name, blocks);
-        let pulled = self.inner.pull_blocks(clock, wants, take).await?;
+        let pulled = self.inner.pull(clock, batch, replica).await?;
         self.history.pulled_all(&self.name, clock.0);
         Ok(pulled)
     }
@@ -382,30 +379,24 @@ impl Strategy for Observed {
         next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        let (name, history) = (&self.name, &self.history);
-        let take = async |blocks| history.pulled(name, blocks);
-        let computing = self
-            .inner
-            .compute_blocks(positions, step, next, replica, take);
-        computing.await
+        self.inner.compute(positions, step, next, replica).await
     }
 
     async fn push(
         &mut self,
         clock: Clock,
         gradients: Gradients,
-        _: u64,
+        samples: u64,
         next: Option<&mut Prepared>,
-        _: &dyn Replica,
+        replica: &dyn Replica,
     ) -> Result<Pushing, StrategyError> {
-        let pushed = self.inner.push_blocks(clock, &gradients, next).await?;
+        let pushing = self.inner.push(clock, gradients, samples, next, replica);
+        let mut pushing = pushing.await?;
         let (name, history) = (self.name.clone(), self.history.clone());
         Ok(Pushing::until(async move {
-            let acknowledged = pushed.acknowledged().await?;
-            history.acknowledged(&name, clock.0, &acknowledged.blocks);
-            Ok(Pushed {
-                receipts: acknowledged.receipts,
-            })
+            let pushed = pushing.acknowledged().await?;
+            history.acknowledged(&name, clock.0, &pushed.blocks);
+            Ok(pushed)
         }))
     }
 
@@ -415,10 +406,7 @@ impl Strategy for Observed {
         view: ViewNumber,
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
-        let (name, history) = (&self.name, &self.history);
-        let take = async |blocks| history.pulled(name, blocks);
-        let evaluating = self.inner.evaluate_blocks(clock, view, replica, take);
-        let evaluated = evaluating.await?;
+        let evaluated = self.inner.evaluate(clock, view, replica).await?;
         self.history.evaluated(&self.name, evaluated.epoch);
         Ok(evaluated)
     }

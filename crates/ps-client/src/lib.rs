@@ -48,4 +48,4 @@ pub use losses::{Loss, Lost};
 pub use maps::{MapSource, Maps};
 pub use message_plan::MessagePlan;
 pub use reconciled::Reconciled;
-pub use shards::{Acknowledgement, PullOutcome, PulledBlock, PushTicket, Shards, WeightsTicket};
+pub use shards::{Acknowledgement, PullOutcome, PushTicket, Shards, WeightsTicket};

@@ -8,7 +8,8 @@ use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::planted;
-use shared_proto::step::{Gradients, Want};
+
+use shared_proto::step::{Gradients, Part, PartVersion, Want};
 use shared_proto::table::Rows;
 use shared_proto::task::boxed;
 use shared_proto::wire;
@@ -102,21 +103,6 @@ pub struct PullOutcome {
     pub waited: Duration,
     /// The lowest epoch of the shard map among the servers that answered; the largest number if nothing was wanted.
     pub epoch: Epoch,
-}
-
-/// Values of a block.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PulledBlock {
-    /// The number of the variable. Tables have the numbers after those of the variables.
-    pub variable: usize,
-    /// The first element in the variable; for rows, in the rows of the table that were asked for.
-    pub start: usize,
-    /// The epoch in which the version counts.
-    pub epoch: Epoch,
-    /// The block's version.
-    pub version: Version,
-    /// The values as received.
-    pub values: Elements,
 }
 
 impl Shards {
@@ -339,7 +325,7 @@ impl Shards {
     pub async fn next_weights(
         &mut self,
         ticket: &mut WeightsTicket,
-    ) -> Result<Option<Vec<PulledBlock>>, ClientError> {
+    ) -> Result<Option<Vec<Part>>, ClientError> {
         let Some(next) = ticket.replies.front_mut() else {
             return Ok(None);
         };
@@ -382,12 +368,14 @@ impl Shards {
                 }
                 _ => (self.map.range(id)?.start, self.map.read(id, payload)?),
             };
-            blocks.push(PulledBlock {
-                variable: id.variable as usize,
+            blocks.push(Part {
+                of: self.map.part_of(id.variable),
                 start,
-                epoch: Epoch(version.epoch),
-                version: Version(version.version),
                 values,
+                version: Some(PartVersion {
+                    epoch: Epoch(version.epoch),
+                    version: Version(version.version),
+                }),
             });
             self.hold(&ticket.wants, id, version);
         }

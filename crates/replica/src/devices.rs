@@ -13,8 +13,8 @@ use futures_util::future::{join_all, try_join_all};
 use model::registry::Registry;
 use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
-use shared_proto::step::Gradients;
-use variables::{BucketedGradients, Part, mean_gradients};
+use shared_proto::step::{Gradients, Part, PartOf};
+use variables::{BucketedGradients, mean_gradients};
 
 use self::gpus::Adding;
 use self::share::{Share, part};
@@ -177,10 +177,8 @@ impl DeviceReplicas {
             return Ok(());
         }
         let values = self.first_replica().values().await?;
-        let part = |(variable, values): (usize, &Elements)| Part {
-            variable,
-            start: 0,
-            values: values.clone(),
+        let part = |(variable, values): (usize, &Elements)| {
+            Part::whole(PartOf::Variable(variable), values.clone())
         };
         let parts: Vec<Part> = values.iter().enumerate().map(part).collect();
         join_all(others.iter().map(|replica| replica.load(parts.clone()))).await;

@@ -8,10 +8,9 @@ use bytes::Bytes;
 use model::Metrics;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::payload::Elements;
-use shared_proto::step::Want;
+use shared_proto::step::{Part, Want};
 use shared_proto::table::TableSpec;
 use tokio::sync::oneshot;
-use variables::Part;
 
 use super::error::ReplicaError;
 use super::mirror::Mirror;
@@ -154,7 +153,7 @@ pub trait Replica {
     /// Starts to assemble a batch. Several batches may be prepared ahead of their computation.
     async fn prepare(&self, positions: Positions) -> Prepared;
 
-    /// Writes values into the variables, in the order of the calls. May be called during a computation: the values count for later ones. An
+    /// Writes values into the variables, and keeps rows of tables for the next batch, in the order of the calls. May be called during a computation: the values count for later ones. An
     /// error is returned by the next computation.
     async fn load(&self, parts: Vec<Part>);
 

@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use candle_core::Device;
 use shared_proto::job::{Job, NonFinite, StrategyName};
 use shared_proto::payload::Elements;
+use shared_proto::step::{Part, PartOf};
 use tokio::sync::{mpsc, oneshot};
 
 use self::buckets::Bucketed;
@@ -50,7 +51,7 @@ use model::input::{Dataset, Fitted, Purpose, Samples, Signature};
 use model::registry::Registry;
 use model::tables::ModelTables;
 use model::{Objective, Pass};
-use variables::{Part, Variables};
+use variables::Variables;
 
 enum Command {
     /// The batches of a step, which the reader sends.
@@ -241,17 +242,16 @@ impl Thread {
     }
 
     fn load(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
-        let variables = self.description.variables.len();
         for part in parts {
-            let (variable, start) = (part.variable, part.start);
-            match variable.checked_sub(variables) {
-                None => {
+            let start = part.start;
+            match part.of {
+                PartOf::Variable(variable) => {
                     self.overwritten = true;
                     // The optimizer's state is that of other values.
                     self.mirrored = Mirrored::default();
                     self.variables.write(variable, start, &part.values)?;
                 }
-                Some(table) => self.load_rows(table, start, &part.values)?,
+                PartOf::Table(table) => self.load_rows(table, start, &part.values)?,
             }
         }
         Ok(())

@@ -12,8 +12,7 @@ use model::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
 use model::registry::Registry;
 use shared_proto::job::Job;
 use shared_proto::payload::Elements;
-use shared_proto::step::Want;
-use variables::Part;
+use shared_proto::step::{Part, PartOf, Want};
 
 const SAMPLES: u64 = 24;
 
@@ -100,11 +99,8 @@ async fn prepare(replica: &DeviceReplicas, step: u64) -> (Positions, Step) {
         if let Want::Rows(wanted) = want {
             let description = replica.description();
             let dimension = description.tables[wanted.table].dimension as usize;
-            rows.push(Part {
-                variable: description.variables.len() + wanted.table,
-                start: 0,
-                values: numbers_for(wanted.ids.len() * dimension).into(),
-            });
+            let values = numbers_for(wanted.ids.len() * dimension);
+            rows.push(Part::whole(PartOf::Table(wanted.table), values.into()));
         }
     }
     replica.load(rows).await;

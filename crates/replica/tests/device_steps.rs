@@ -11,8 +11,7 @@ use model::registry::Registry;
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::payload::Elements;
-use shared_proto::step::Want;
-use variables::Part;
+use shared_proto::step::{Part, PartOf, Want};
 
 const SAMPLES: u64 = 24;
 
@@ -37,11 +36,7 @@ async fn prepare(replica: &DeviceReplicas, step: u64) -> (Positions, Step) {
         if let Want::Rows(wanted) = want {
             let count = wanted.ids.len() * description.tables[wanted.table].dimension as usize;
             let values: Vec<f32> = (0..count).map(|n| (n as f32 * 1.7).sin() * 0.1).collect();
-            let part = Part {
-                variable: description.variables.len() + wanted.table,
-                start: 0,
-                values: values.into(),
-            };
+            let part = Part::whole(PartOf::Table(wanted.table), values.into());
             replica.load(vec![part]).await;
         }
     }

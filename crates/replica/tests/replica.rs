@@ -12,8 +12,7 @@ use model::Metrics;
 use model::registry::Registry;
 use shared_proto::job::{Group, Job, Precision};
 use shared_proto::payload::{self, Dtype, Elements};
-use shared_proto::step::EVERY_BATCH;
-use variables::Part;
+use shared_proto::step::{EVERY_BATCH, Part, PartOf};
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
@@ -113,11 +112,8 @@ fn initial_values_are_the_same_after_training() {
         let replica = start().await;
         let fresh = replica.initial_values().await.unwrap();
         let ones = vec![1.0; replica.description().variables[0].elements()];
-        let part = Part {
-            variable: 0,
-            start: 0,
-            values: Elements::of(payload::to_bytes(&ones), Dtype::F32),
-        };
+        let ones = Elements::of(payload::to_bytes(&ones), Dtype::F32);
+        let part = Part::whole(PartOf::Variable(0), ones);
         replica.load(vec![part]).await;
         replica.prepare(batch(0)).await;
         replica.compute(batch(0), Step::default()).await.unwrap();

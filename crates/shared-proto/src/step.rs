@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::ids::{Epoch, Version};
 use crate::payload::Elements;
 
 /// Values that are needed before a batch can be computed, or before an evaluation.
@@ -35,6 +36,49 @@ pub struct WantedRows {
     pub table: usize,
     /// The ids, each once, in ascending order of their hash: the ids of a bucket are neighbours.
     pub ids: Vec<u64>,
+}
+
+/// A variable or a table of a model, each by its number among those of its kind, sorted by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartOf {
+    /// A dense variable.
+    Variable(usize),
+    /// A table.
+    Table(usize),
+}
+
+/// Consecutive values to load into a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The variable or the table.
+    pub of: PartOf,
+    /// The first element: of a variable, among all its elements; of a table, among those of the rows that were asked for.
+    pub start: usize,
+    /// The values.
+    pub values: Elements,
+    /// The version of the block that they are from; `None` if they are from no server.
+    pub version: Option<PartVersion>,
+}
+
+impl Part {
+    /// Returns all values of a variable, or of all rows that were asked for. They are from no server.
+    pub fn whole(of: PartOf, values: Elements) -> Self {
+        Self {
+            of,
+            start: 0,
+            values,
+            version: None,
+        }
+    }
+}
+
+/// The version of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartVersion {
+    /// The epoch in which the version counts.
+    pub epoch: Epoch,
+    /// The number of updates that the block has taken.
+    pub version: Version,
 }
 
 /// The values that every batch wants, whatever its samples are.

@@ -32,5 +32,5 @@ pub use gradients::{Measured, Trained, mean_gradients, sum_of_squares, sum_of_sq
 pub use memory::with_elements;
 pub use on_device::{DeviceGradients, MeasuredOnDevice, UpdateGroups};
 pub use optimizer::{HeldSlots, LocalOptimizer};
-pub use set::{Part, Variables};
+pub use set::Variables;
 pub use slots::Places;

@@ -10,17 +10,6 @@ use super::error::VariablesError;
 use super::initial::{Maker, is_measured};
 use super::memory::{Overwrite, elements};
 
-/// Consecutive elements of a variable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// The variable's number.
-    pub variable: usize,
-    /// The first element.
-    pub start: usize,
-    /// The elements' values.
-    pub values: Elements,
-}
-
 /// A model's variables, sorted by name: a variable's number is the same in every process.
 #[derive(Debug)]
 pub struct Variables(pub(crate) Vec<(VariableSpec, Var)>);

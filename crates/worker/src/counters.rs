@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use crate::step::StepReport;
+use crate::step_report::StepReport;
 
 /// Handles of the metrics, built once.
 pub(crate) struct Counters {
@@ -18,15 +18,6 @@ pub(crate) struct Counters {
     pub(crate) skipped: Counter,
     pub(crate) late: Counter,
     parts: [Histogram; 4],
-}
-
-/// The parts of a step's time.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Times {
-    pub(crate) pull: Duration,
-    pub(crate) compute: Duration,
-    pub(crate) push: Duration,
-    pub(crate) wait: Duration,
 }
 
 impl Counters {

@@ -24,6 +24,7 @@ mod member;
 mod reporter;
 mod run;
 mod step;
+mod step_report;
 pub mod strategy;
 pub mod tf_config;
 mod trainer;

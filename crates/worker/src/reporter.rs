@@ -14,9 +14,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::counters::Times;
 use crate::error::WorkerError;
-use crate::step::StepReport;
+use crate::step_report::{StepReport, Times};
 use crate::strategy::Reconciled;
 
 /// Async mode: the time from one report to the next, in which steps are added together. In bounded mode others may wait for each step.
@@ -166,15 +165,6 @@ impl Reporter {
 fn error_of(failure: &Mutex<Option<WorkerError>>, reason: String) -> WorkerError {
     let error = failure.lock().take();
     error.unwrap_or(MembershipError::Refused(reason).into())
-}
-
-impl Times {
-    fn add(&mut self, other: &Times) {
-        self.pull += other.pull;
-        self.compute += other.compute;
-        self.push += other.push;
-        self.wait += other.wait;
-    }
 }
 
 /// The end of the channel that sends reports.

@@ -6,11 +6,11 @@ use replica::{Positions, Prepared, Replica, Step};
 use shared_proto::ids::Clock;
 use shared_proto::job::{NonFinite, StageGroups};
 use shared_proto::step::Gradients;
-use shared_proto::wire;
 use tokio::time::Instant;
 
-use crate::counters::{Counters, Times};
+use crate::counters::Counters;
 use crate::error::WorkerError;
+use crate::step_report::{StepReport, Times};
 use crate::strategy::{Pushed, Pushing, Strategy, StrategyError};
 
 /// The place of a step in a job.
@@ -42,25 +42,6 @@ impl PlaceOfStep {
         let before = |place: u32| samples * u64::from(place) / u64::from(self.group);
         before(self.in_group + 1) - before(self.in_group)
     }
-}
-
-/// What a worker reports of a step. It is complete once the step's gradients are acknowledged.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct StepReport {
-    pub(crate) samples: u64,
-    pub(crate) loss: f64,
-    /// The global norm of its gradients.
-    pub(crate) norm: f64,
-    /// True if its gradient was NaN or infinite and was left out.
-    pub(crate) skipped: bool,
-    /// True if this worker reports it then: the first one of a stage group does.
-    pub(crate) reports_skip: bool,
-    /// True if it was closed without this worker's gradient.
-    pub(crate) late: bool,
-    /// The parts of the time that it has taken so far.
-    pub(crate) times: Times,
-    /// Sync mode: the proofs that its gradient is held where the step needs it.
-    pub(crate) receipts: Vec<wire::ShardReceipt>,
 }
 
 /// A step with gradients that are not pushed yet.

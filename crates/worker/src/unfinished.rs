@@ -7,7 +7,8 @@ use shared_proto::ids::Clock;
 use tokio::time::Instant;
 
 use crate::error::WorkerError;
-use crate::step::{PushedStep, StepReport};
+use crate::step::PushedStep;
+use crate::step_report::StepReport;
 use crate::strategy::{Pushed, StrategyError};
 
 /// A step that is pushed and not finished, if there is one.
@@ -123,7 +124,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::counters::Times;
+    use crate::step_report::Times;
     use crate::strategy::Pushing;
 
     /// Returns a step up to a position, and the sender of its acknowledgement.

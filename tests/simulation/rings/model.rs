@@ -18,9 +18,9 @@ use replica::{
 };
 use shared_proto::ids::Epoch;
 use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, Want};
+use shared_proto::step::{Gradients, Part, Want};
 use tokio::time::{Instant, sleep, sleep_until};
-use variables::{BucketedGradients, Part};
+use variables::BucketedGradients;
 
 use super::gpus::{Gpus, Membership};
 use super::history::History;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Origin, Sequence, ViewNumber};
 use shared_proto::payload::Dtype;
-use shared_proto::step::{EVERY_BATCH, Gradients};
+use shared_proto::step::{EVERY_BATCH, Gradients, PartOf};
 use shared_proto::wire;
 use tokio::sync::mpsc;
 
@@ -99,10 +99,13 @@ impl Worker {
             let _ = receipt.acknowledged().await;
         }
         for mut ticket in std::mem::take(&mut self.tickets) {
-            while let Ok(Some(blocks)) = self.shards.next_weights(&mut ticket).await {
-                for block in blocks {
-                    let variable = &self.shards.map.variables[block.variable];
-                    assert!(block.start + block.values.len() <= variable.spec.elements());
+            while let Ok(Some(parts)) = self.shards.next_weights(&mut ticket).await {
+                for part in parts {
+                    let PartOf::Variable(variable) = part.of else {
+                        panic!("the map has no tables");
+                    };
+                    let variable = &self.shards.map.variables[variable];
+                    assert!(part.start + part.values.len() <= variable.spec.elements());
                 }
             }
         }

@@ -21,7 +21,7 @@ use crate::reader::Request;
 use crate::step::{Computed, Positions, Step};
 use crate::threads;
 use model::registry::Registry;
-use variables::Part;
+use shared_proto::step::Part;
 /// The number of commands that may wait for the model's thread.
 const COMMANDS: usize = 64;
 

@@ -11,6 +11,7 @@ use crate::ids::{Epoch, Task};
 use crate::kind::VariableKind;
 use crate::payload::Elements;
 use crate::refusal::{Reason, Refusal};
+use crate::step::PartOf;
 use crate::table::{Rows, TableSpec};
 use crate::values::Values;
 use crate::wire;
@@ -211,6 +212,15 @@ impl ShardMap {
             Found::Variable(_) => None,
             Found::Table(table) => Some(&table.spec),
         })
+    }
+
+    /// Returns the variable or the table that a number in block ids means.
+    pub fn part_of(&self, number: u32) -> PartOf {
+        let number = number as usize;
+        match number.checked_sub(self.variables.len()) {
+            None => PartOf::Variable(number),
+            Some(table) => PartOf::Table(table),
+        }
     }
 
     /// Returns the number of a table in block ids, which is larger than those of all variables.

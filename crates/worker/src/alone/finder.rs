@@ -7,13 +7,12 @@ use candle_core::Device;
 use shared_proto::ids::{Clock, Epoch, RunNumber};
 use shared_proto::job::{BatchNorm, Job, Mode, Schedule, StrategyName};
 use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, Want, WantedRows};
+use shared_proto::step::{Gradients, Part, PartOf, Want, WantedRows};
 use shared_proto::task::boxed;
 
 use model::registry::Registry;
 use model::tables::{LocalTables, RowSource};
 use replica::{DeviceReplicas, Mirror, Positions, Replica, ReplicaError, Step, StepsMade};
-use variables::Part;
 
 /// The share of the smoothed loss that remains in a step.
 const SMOOTHING: f64 = 0.95;
@@ -296,13 +295,11 @@ impl Search {
                 rows[wanted.table] = Arc::clone(wanted);
             }
         }
-        let variables = self.replica.description().variables.len();
         let read = self.tables.read(&rows)?;
-        let parts = read.into_iter().enumerate().map(|(table, values)| Part {
-            variable: variables + table,
-            start: 0,
-            values: Elements::from(values),
-        });
+        let parts = read
+            .into_iter()
+            .enumerate()
+            .map(|(table, values)| Part::whole(PartOf::Table(table), Elements::from(values)));
         let parts: Vec<Part> = parts.collect();
         if !parts.is_empty() {
             self.replica.load(parts).await;

@@ -18,7 +18,7 @@ use shared_proto::wire;
 use tokio_util::sync::DropGuard;
 
 use super::error::StrategyError;
-use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
+use super::interface::{Evaluated, Joining, Pulled, Pushing, Reconciled, Strategy};
 use super::mirrored::{Mirrored, mirror};
 use super::parameter_server::ParameterServer;
 use super::register::register;
@@ -135,23 +135,26 @@ impl Strategy for Hybrid {
         let rows = self.rows(&mut gradients);
         let ring_over = self.dense.newer_ring();
         let pushed = async {
-            let pushed = self.tables.push_blocks(clock, &rows, next).await?;
+            let mut pushed = self
+                .tables
+                .push(clock, rows, samples, next, replica)
+                .await?;
             pushed.acknowledged().await
         };
         let dense = self.dense.push(clock, gradients, samples, None, replica);
         let dense = async { dense.await?.acknowledged().await };
-        let receipts = match planted!(DenseFirst) {
+        let pushed = match planted!(DenseFirst) {
             true => {
                 dense.await?;
-                Self::in_ring(ring_over, pushed).await?.receipts
+                Self::in_ring(ring_over, pushed).await?
             }
             false => {
-                let acknowledged = Self::in_ring(ring_over, pushed).await?;
+                let pushed = Self::in_ring(ring_over, pushed).await?;
                 dense.await?;
-                acknowledged.receipts
+                pushed
             }
         };
-        Ok(Pushing::done(Pushed { receipts }))
+        Ok(Pushing::done(pushed))
     }
 
     async fn regroup(&mut self, replica: &dyn Replica) -> Result<Clock, StrategyError> {

@@ -163,6 +163,8 @@ impl Pushing {
 pub struct Pushed {
     /// In sync mode, the proofs for the coordinator that the gradients are held where the step needs them.
     pub receipts: Vec<wire::ShardReceipt>,
+    /// The versions of the blocks that servers have updated.
+    pub blocks: Vec<wire::BlockVersion>,
 }
 
 /// The result of an evaluation.

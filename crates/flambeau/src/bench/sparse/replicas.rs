@@ -15,8 +15,7 @@ use replica::{
     Step,
 };
 use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
-use variables::Part;
+use shared_proto::step::{Gradients, Part, RowGradients, Want, WantedRows};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ps_client::{ClientError, MapSource, PulledBlock, PushTicket, Shards, WeightsTicket};
+use ps_client::{Acknowledgement, ClientError, MapSource, PushTicket, Shards, WeightsTicket};
 use replica::{
     Computed, Computing, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
 };
@@ -17,7 +17,6 @@ use shared_proto::task;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use variables::Part;
 
 use self::news::{LOSSES, fetch_maps, tell_losses};
 use super::error::StrategyError;
@@ -143,63 +142,6 @@ impl ParameterServer {
         self.shards.reconciled()
     }
 
-    /// Pulls the wanted weights for the step after `clock` that have changed since the last pull.
-    ///
-    /// # Errors
-    /// The client's.
-    pub async fn pull_blocks(
-        &mut self,
-        clock: Clock,
-        wants: &[Want],
-        take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<Pulled, ClientError> {
-        let fits = |next: &mut Requested| next.clock == clock && next.wants == wants;
-        let (pulled, hidden) = match self.next.take_if(fits) {
-            Some(next) => {
-                // The servers' wait begins with the request, and the worker's with this pull.
-                let hidden = next.ahead_since.map(|since| since.elapsed());
-                next.error.map_or(Ok(()), Err)?;
-                (self.take_all(next.ticket, take).await?, hidden)
-            }
-            // The clock has jumped, so the requested weights may be older than the bound allows; or the batch wants
-            // other values than were requested.
-            None => {
-                let pulled = self.pull_fresh(clock, ViewNumber(0), wants, take).await?;
-                (pulled, None)
-            }
-        };
-        Ok(Pulled {
-            waited: pulled.waited.saturating_sub(hidden.unwrap_or_default()),
-        })
-    }
-
-    /// Evaluates the newest values, from servers that follow `view` or a later one. All pulled values go to `take`.
-    ///
-    /// # Errors
-    /// The client's or the replica's.
-    pub async fn evaluate_blocks(
-        &mut self,
-        clock: Clock,
-        view: ViewNumber,
-        replica: &dyn Replica,
-        mut take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<Evaluated, StrategyError> {
-        let wants = [self.evaluated.clone()];
-        let pulled = self.pull_fresh(clock, view, &wants, &mut take).await?;
-        let mut epoch = pulled.epoch;
-        let mut part = EvaluationPart::First;
-        loop {
-            match replica.evaluate(part).await? {
-                Evaluation::Done(metrics) => return Ok(Evaluated { metrics, epoch }),
-                Evaluation::Wants(wants) => {
-                    let pulled = self.pull_part(clock, view, &wants, &mut take).await?;
-                    epoch = epoch.min(pulled);
-                }
-            }
-            part = EvaluationPart::Next;
-        }
-    }
-
     /// Pulls what a part of an evaluation wants. Returns the epoch to which it belongs; the largest number if it wants
     /// nothing.
     async fn pull_part(
@@ -207,10 +149,10 @@ impl ParameterServer {
         clock: Clock,
         view: ViewNumber,
         wants: &[Want],
-        take: impl AsyncFnMut(Vec<PulledBlock>),
+        replica: &dyn Replica,
     ) -> Result<Epoch, ClientError> {
         let ticket = self.shards.pull(clock, view, wants).await;
-        let pulled = self.take_all(ticket, take).await?;
+        let pulled = self.take_all(ticket, replica).await?;
         Ok(pulled.epoch)
     }
 
@@ -219,15 +161,15 @@ impl ParameterServer {
         clock: Clock,
         view: ViewNumber,
         wants: &[Want],
-        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+        replica: &dyn Replica,
     ) -> Result<ps_client::PullOutcome, ClientError> {
         // The later answer leaves out unchanged blocks, so both are loaded, in order.
         if let Some(next) = self.next.take() {
             next.error.map_or(Ok(()), Err)?;
-            self.take_all(next.ticket, &mut take).await?;
+            self.take_all(next.ticket, replica).await?;
         }
         let ticket = self.shards.pull(clock, view, wants).await;
-        self.take_all(ticket, take).await
+        self.take_all(ticket, replica).await
     }
 
     /// Requests what the step after `clock.next()` wants, if the job computes ahead: what the batch `next` wants, or every batch
@@ -254,57 +196,8 @@ impl ParameterServer {
         });
     }
 
-    /// Computes the loss and the gradients of a step. If the job computes ahead, requests the weights that the next step wants meanwhile,
-    /// hands them to `take`, and begins the next step, so that the replica does not wait for this thread.
-    ///
-    /// # Errors
-    /// The replica's.
-    pub async fn compute_blocks(
-        &mut self,
-        positions: Positions,
-        step: Step,
-        next: Option<&mut Prepared>,
-        replica: &dyn Replica,
-        take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<Computed, StrategyError> {
-        if positions.is_empty() {
-            return Ok(Computed::nothing());
-        }
-        let begun = self.begun.take();
-        // The replica has to have this computation before the weights of the next one.
-        let begun = match begun.filter(|begun| begun.is_of(positions, step)) {
-            Some(begun) => Some(begun),
-            None => replica.begin(positions, step).await,
-        };
-        let is_done = CancellationToken::new();
-        let computing = async {
-            let computed = match begun {
-                Some(begun) => begun.computed().await,
-                None => replica.compute(positions, step).await,
-            };
-            is_done.cancel();
-            computed
-        };
-        let after = next.as_ref().map(|next| next.positions());
-        let ahead = async {
-            self.request_ahead(step.clock, next).await;
-            if self.take_ahead(&is_done, take).await
-                && let Some(positions) = after
-            {
-                let clock = step.clock.next();
-                self.begun = replica.begin(positions, Step { clock, ..step }).await;
-            }
-        };
-        let (computed, ()) = tokio::join!(biased; computing, ahead);
-        Ok(computed?)
-    }
-
     /// Takes the requested weights as they arrive, until `is_done`. Returns whether it has all.
-    async fn take_ahead(
-        &mut self,
-        is_done: &CancellationToken,
-        mut take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> bool {
+    async fn take_ahead(&mut self, is_done: &CancellationToken, replica: &dyn Replica) -> bool {
         let Some(next) = self.next.as_mut().filter(|_| self.ahead) else {
             return false;
         };
@@ -312,7 +205,7 @@ impl ParameterServer {
         loop {
             let weights = self.shards.next_weights(&mut next.ticket);
             match is_done.run_until_cancelled(weights).await {
-                Some(Ok(Some(blocks))) => take(blocks).await,
+                Some(Ok(Some(parts))) => replica.load(parts).await,
                 Some(Ok(None)) => return true,
                 Some(Err(error)) => {
                     next.error = Some(error);
@@ -323,12 +216,8 @@ impl ParameterServer {
         }
     }
 
-    /// Pushes the gradients of the step after `clock`, and requests what the next step wants right behind them, unless that was
-    /// requested before.
-    ///
-    /// # Errors
-    /// The client's.
-    pub async fn push_blocks(
+    /// Pushes gradients, and requests what the step after `clock.next()` wants, unless the job computes ahead.
+    async fn send_gradients(
         &mut self,
         clock: Clock,
         gradients: &Gradients,
@@ -354,14 +243,14 @@ impl ParameterServer {
     async fn take_all(
         &mut self,
         mut ticket: WeightsTicket,
-        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+        replica: &dyn Replica,
     ) -> Result<ps_client::PullOutcome, ClientError> {
         if self.ahead {
             self.pulling.send_replace(true);
         }
         let taken = async {
-            while let Some(blocks) = self.shards.next_weights(&mut ticket).await? {
-                take(blocks).await;
+            while let Some(parts) = self.shards.next_weights(&mut ticket).await? {
+                replica.load(parts).await;
             }
             Ok(())
         };
@@ -375,6 +264,7 @@ impl ParameterServer {
 
 #[async_trait(?Send)]
 impl Strategy for ParameterServer {
+    /// Pulls the wanted weights that have changed since the last pull.
     async fn pull(
         &mut self,
         clock: Clock,
@@ -382,10 +272,28 @@ impl Strategy for ParameterServer {
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
         let wants = batch.wants().await;
-        let load = async |blocks| replica.load(parts(blocks)).await;
-        Ok(self.pull_blocks(clock, wants, load).await?)
+        let fits = |next: &mut Requested| next.clock == clock && next.wants == wants;
+        let (pulled, hidden) = match self.next.take_if(fits) {
+            Some(next) => {
+                // The servers' wait begins with the request, and the worker's with this pull.
+                let hidden = next.ahead_since.map(|since| since.elapsed());
+                next.error.map_or(Ok(()), Err)?;
+                (self.take_all(next.ticket, replica).await?, hidden)
+            }
+            // The clock has jumped, so the requested weights may be older than the bound allows; or the batch wants
+            // other values than were requested.
+            None => {
+                let any = ViewNumber(0);
+                (self.pull_fresh(clock, any, wants, replica).await?, None)
+            }
+        };
+        Ok(Pulled {
+            waited: pulled.waited.saturating_sub(hidden.unwrap_or_default()),
+        })
     }
 
+    /// If the job computes ahead, requests the weights that the next step wants meanwhile, and begins the next step, so that the replica does
+    /// not wait for this thread.
     async fn compute(
         &mut self,
         positions: Positions,
@@ -393,11 +301,39 @@ impl Strategy for ParameterServer {
         next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        let load = async |blocks| replica.load(parts(blocks)).await;
-        self.compute_blocks(positions, step, next, replica, load)
-            .await
+        if positions.is_empty() {
+            return Ok(Computed::nothing());
+        }
+        let begun = self.begun.take();
+        // The replica has to have this computation before the weights of the next one.
+        let begun = match begun.filter(|begun| begun.is_of(positions, step)) {
+            Some(begun) => Some(begun),
+            None => replica.begin(positions, step).await,
+        };
+        let is_done = CancellationToken::new();
+        let computing = async {
+            let computed = match begun {
+                Some(begun) => begun.computed().await,
+                None => replica.compute(positions, step).await,
+            };
+            is_done.cancel();
+            computed
+        };
+        let after = next.as_ref().map(|next| next.positions());
+        let ahead = async {
+            self.request_ahead(step.clock, next).await;
+            if self.take_ahead(&is_done, replica).await
+                && let Some(positions) = after
+            {
+                let clock = step.clock.next();
+                self.begun = replica.begin(positions, Step { clock, ..step }).await;
+            }
+        };
+        let (computed, ()) = tokio::join!(biased; computing, ahead);
+        Ok(computed?)
     }
 
+    /// Requests what the next step wants right behind the gradients, unless that was requested before.
     async fn push(
         &mut self,
         clock: Clock,
@@ -406,12 +342,10 @@ impl Strategy for ParameterServer {
         next: Option<&mut Prepared>,
         _: &dyn Replica,
     ) -> Result<Pushing, StrategyError> {
-        let pushed = self.push_blocks(clock, &gradients, next).await?;
+        let pushed = self.send_gradients(clock, &gradients, next).await?;
         Ok(Pushing::until(async {
-            let acknowledged = pushed.acknowledged().await?;
-            Ok(Pushed {
-                receipts: acknowledged.receipts,
-            })
+            let Acknowledgement { blocks, receipts } = pushed.acknowledged().await?;
+            Ok(Pushed { receipts, blocks })
         }))
     }
 
@@ -421,8 +355,20 @@ impl Strategy for ParameterServer {
         view: ViewNumber,
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
-        let load = async |blocks| replica.load(parts(blocks)).await;
-        self.evaluate_blocks(clock, view, replica, load).await
+        let wants = [self.evaluated.clone()];
+        let pulled = self.pull_fresh(clock, view, &wants, replica).await?;
+        let mut epoch = pulled.epoch;
+        let mut part = EvaluationPart::First;
+        loop {
+            match replica.evaluate(part).await? {
+                Evaluation::Done(metrics) => return Ok(Evaluated { metrics, epoch }),
+                Evaluation::Wants(wants) => {
+                    let pulled = self.pull_part(clock, view, &wants, replica).await?;
+                    epoch = epoch.min(pulled);
+                }
+            }
+            part = EvaluationPart::Next;
+        }
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
@@ -440,16 +386,6 @@ async fn wants_of(batch: Option<&mut Prepared>) -> &[Want] {
         Some(batch) => batch.wants().await,
         None => EVERY_BATCH,
     }
-}
-
-/// Returns pulled blocks as parts of variables.
-fn parts(blocks: Vec<PulledBlock>) -> Vec<Part> {
-    let part = |block: PulledBlock| Part {
-        variable: block.variable,
-        start: block.start,
-        values: block.values,
-    };
-    blocks.into_iter().map(part).collect()
 }
 
 #[async_trait]
