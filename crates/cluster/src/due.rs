@@ -29,7 +29,8 @@ pub(super) enum FollowUp {
 }
 
 impl Due {
-    /// Notes a follow-up. If workers are noted twice, those of the later call count: they include the others.
+    /// Notes a follow-up. A second [`FollowUp::EvictWorkers`] replaces the first one, because its list includes those
+    /// workers.
     pub(super) fn add(&mut self, follow_up: FollowUp) {
         match follow_up {
             FollowUp::Evict(member, why) => self.evictions.push((member, why)),

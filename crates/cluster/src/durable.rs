@@ -148,7 +148,7 @@ impl Durable {
         self.variables.as_ref()?.map.as_ref()
     }
 
-    /// Returns the shard map to be changed, once it is cut.
+    /// Returns the shard map for changes; none before the map is cut.
     pub(super) fn map_mut(&mut self) -> Option<&mut ShardMap> {
         self.variables.as_mut()?.map.as_mut()
     }

@@ -159,9 +159,10 @@ struct Instants {
     none_able_since: Option<Instant>,
     /// The time since which the job waits for servers of which one cannot work.
     no_servers_since: Option<Instant>,
-    /// The time since which the job waits for more members, or at which the newest of them came.
+    /// The time from which the stall time-out counts while the job waits for members. It is set again whenever the
+    /// number of members exceeds the maximum of this wait. None while the job does not wait.
     too_few_since: Option<Instant>,
-    /// The most members that were there since then.
+    /// The number of members at `too_few_since`: the most during this wait.
     most_members: usize,
 }
 

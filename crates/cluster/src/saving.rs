@@ -121,7 +121,8 @@ pub(super) struct Saving {
     /// The checkpoint that the shards write at present. Unset once it is written or given up, so that a
     /// server that joins later does not write values that it does not have.
     pub(super) at_work: Option<AtWork>,
-    /// The time and the number of steps at which the last one was begun. Unset after a failure.
+    /// The time and the number of steps when the newest checkpoint was begun. None if the next one must not wait for
+    /// the job's interval, for example after a failure.
     pub(super) begun: Option<(Instant, u64)>,
     /// The newest one that this process has written, if the model has tables.
     pub(super) base: Option<Arc<Manifest>>,

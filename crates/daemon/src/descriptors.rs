@@ -13,7 +13,7 @@ const RESERVE: usize = 128;
 /// The most connections of a port, however many descriptors there are.
 const MOST_CONNECTIONS: usize = 16_384;
 
-/// Descriptors to ask the system for where it sets no limit.
+/// The number of descriptors to ask for on a system without a maximum.
 const ENOUGH: u64 = 65_536;
 
 /// Raises the limit of open descriptors as far as the system lets an ordinary process.

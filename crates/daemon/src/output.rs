@@ -9,7 +9,8 @@ use metrics::counter;
 /// The lines of the log that could not be written since the last one that could.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// Writes the log to stderr. Lines that cannot be written are counted in the metrics, and told before the next line that can.
+/// Writes the log to stderr. Lines that cannot be written are counted in the metrics, and the next line that can be
+/// written is preceded by their number.
 #[derive(Debug)]
 pub(crate) struct Log<W = io::Stderr>(W);
 

@@ -28,7 +28,7 @@ use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 /// The exit code of a process that a second signal ends during its shutdown: 128 + SIGTERM.
 const CUT_SHORT: i32 = 143;
 
-/// The longest wait of a role on a thread for its last reads and writes of files.
+/// The longest time that a role on a thread waits for its last file operations before it ends.
 const LAST_WRITES: Duration = Duration::from_secs(5);
 
 /// The process of a role, for its `run`.

@@ -312,8 +312,8 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// Returns the newest checkpoint of a run that a file has a result of. A line that was cut short, because its process was killed, counts for
-/// nothing.
+/// Returns the number of the newest checkpoint of a run for which `record` has a result; none if it has none. Lines
+/// that were cut short when the process was killed are skipped.
 fn last_of(record: &Path, run: &str) -> Result<Option<u64>, CommandError> {
     match std::fs::read_to_string(record) {
         Ok(text) => {

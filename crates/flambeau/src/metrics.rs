@@ -78,7 +78,7 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Returns the lines of a run that begins.
+    /// Returns a tail of the metrics file in a run directory, from its first line on.
     pub(crate) fn of(run_dir: &Path) -> Self {
         Self {
             path: run_dir.join(run_dir::METRICS),

@@ -188,9 +188,9 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// A model that can be trained: a struct with candle layers. `new` takes its variables from a [`VarBuilder`], `forward` computes
-/// outputs. The loss, metrics, initial values, gradients and updates are made around it. One thread computes with the model, while
-/// another asks it what the next batches want.
+/// A model that can be trained: a struct with candle layers. `new` takes its variables from a [`VarBuilder`], and
+/// `forward` computes outputs. Flambeau adds the loss, metrics, initial values, gradients and updates. One thread
+/// computes with the model, while another asks it which values the next batches want.
 ///
 /// ```
 /// # // The names that authors of models know, which come from a crate above this one.

@@ -57,7 +57,7 @@ pub(crate) struct Gradients<T> {
     pub(crate) of_bias: Vec<T>,
 }
 
-/// Returns a function of a tensor on the CPU, of `f32` or `f64`.
+/// Applies a function to a tensor on the CPU. The tensor is of `f32` or `f64`.
 pub(crate) fn apply(function: impl Function, x: &Tensor) -> Result<Tensor> {
     x.contiguous()?.apply_op1(Operation(function))
 }

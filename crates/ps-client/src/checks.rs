@@ -26,8 +26,8 @@ impl Shards {
         self.check_rows(clock, gradients, gradients_fit)
     }
 
-    /// Checks that each table has gradients, that the rows of a bucket fit into a message, and that each number fits the
-    /// wire's type. `gradients_fit` is true if the norm has shown the last.
+    /// Checks that each table has gradients, that the rows of a bucket fit into a message, and that each number fits
+    /// the wire's type. `gradients_fit` is true if the norm already shows that all numbers fit.
     fn check_rows(
         &self,
         clock: Clock,

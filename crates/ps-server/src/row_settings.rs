@@ -50,7 +50,7 @@ impl RowSettings {
         flags
     }
 
-    /// Returns what these settings ask for.
+    /// Returns the server's options for rows, as these settings give them.
     ///
     /// # Errors
     /// If the folder for rows on disk cannot be used.

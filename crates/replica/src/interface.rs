@@ -116,7 +116,7 @@ impl Computing {
 pub enum EvaluationPart {
     /// The first samples. An evaluation that was not finished is dropped.
     First,
-    /// The samples after those of the part before, for which all that it wanted has been loaded.
+    /// The samples after the previous part. The values that the previous answer wanted must be loaded.
     Next,
 }
 

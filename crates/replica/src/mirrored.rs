@@ -205,8 +205,9 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Returns the steps that the values have. The membership may have ended after an evaluation of averages, so weights take their
-    /// place again.
+    /// Returns the steps that the values contain; none if they are initial values or were overwritten. If an evaluation
+    /// has exchanged the weights for their averages and the membership ended before they were exchanged back, puts the
+    /// weights back first.
     pub(super) fn made(&mut self) -> Result<Option<StepsMade>, VariablesError> {
         if std::mem::take(&mut self.steps.swapped) {
             self.optimizer.swap_averages(self.variables)?;

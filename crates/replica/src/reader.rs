@@ -29,7 +29,7 @@ pub(super) struct Assembled {
 /// A request for the batches of a step.
 pub(super) struct Request {
     pub(super) positions: Positions,
-    /// Gets the values that the batches want; none if they cannot be read.
+    /// The channel for the values that the batches want. If the batches cannot be read, it gets an empty list.
     pub(super) wants: oneshot::Sender<Vec<Want>>,
     pub(super) batches: oneshot::Sender<Batches>,
 }

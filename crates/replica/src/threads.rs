@@ -12,7 +12,7 @@ pub const VARIABLE: &str = "RAYON_NUM_THREADS";
 /// The variable with the id of the process that has re-executed its program.
 const REEXECUTED_BY: &str = "FLAMBEAU_REEXECUTED_BY";
 
-/// Returns the number that the variable sets, if it sets one.
+/// Returns the number of threads that [`VARIABLE`] sets; none if it is not set to a number above 0.
 pub fn configured() -> Option<usize> {
     let value = std::env::var(VARIABLE).ok()?;
     value.parse().ok().filter(|threads| *threads > 0)

@@ -208,7 +208,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Reads the origin of a message about `what`.
+    /// Reads the origin of a message. `what` is the name of the message for errors.
     ///
     /// # Errors
     /// [`Reason::Malformed`] if the origin or its task is missing, or the clock is above [`HIGHEST_CLOCK`].

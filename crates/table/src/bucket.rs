@@ -375,7 +375,7 @@ impl SharedBucket {
         }
     }
 
-    /// Returns about the bytes that it takes in a checkpoint.
+    /// Returns approximately how many bytes the bucket takes in a checkpoint.
     pub fn saved_bytes(&self) -> usize {
         match &self.changes {
             None => self.rows.bytes_of_row() * self.rows.count() + self.bytes_of_sketch(),

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 use shared_proto::hash::mix;
 use shared_proto::table::Storage;
 
-/// The words of a row's values in one of the forms. Values of 16 bits lie two in a word; the last word of an odd number of
-/// values is half empty.
+/// Returns the number of 32-bit words that a row's values take in a form. Two 16-bit values share a word; if their
+/// number is odd, half of the last word is unused.
 pub(crate) fn words(storage: Storage, dimension: usize) -> usize {
     match storage {
         Storage::F32 => dimension,

@@ -58,7 +58,8 @@ struct Prepared {
     lowered_to: f64,
     /// The gradient of each held part.
     gradients: Vec<Vec<f32>>,
-    /// The weights of each held part before it, if they have been overwritten since.
+    /// A copy of each held part's weights before the update, made before the variables are overwritten; none until
+    /// then.
     weights: Option<Vec<Vec<f32>>>,
 }
 

@@ -131,7 +131,7 @@ fn wrappers(names: &BTreeSet<String>, own: impl Fn(&str) -> bool) -> String {
     }
 }
 
-/// A file of tensors. Errors are reasons in words.
+/// A file of tensors. Its methods return errors as texts.
 enum File<'a> {
     Safetensors(SafeTensors<'a>),
     /// The tensors, and the length of the file in bytes.

@@ -142,7 +142,7 @@ where
         outcome.unwrap_or(Ok(())).map_err(WorkerError::explained)
     }
 
-    /// Registers and works until the job is done. The membership that remains in `place` is to be left.
+    /// Registers and works until the job is done. If a membership remains in `place`, the caller has to leave it.
     async fn work(
         &mut self,
         registered: impl Fn(bool),

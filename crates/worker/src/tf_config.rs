@@ -176,10 +176,10 @@ impl TfConfig {
         }
     }
 
-    /// Reads the value of the variable.
+    /// Parses the value of `TF_CONFIG`.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If it does not describe a cluster and a task in it.
     pub fn parse(text: &str) -> Result<Self, TfConfigError> {
         let wrong = |what: String| TfConfigError(what);
         let written: Written = serde_json::from_str(text).map_err(|error| {

@@ -282,9 +282,9 @@ impl Trainer<'_> {
     }
 }
 
-/// Returns the positions that this worker computes in each step of a split, of `size` samples for each worker. A worker that shares the
-/// split may have none in the last step, and none at all if its rank is spare. The workers of a stage group compute their samples
-/// together.
+/// Returns the positions that this worker computes, for each step of a split. A step has `size` samples for each
+/// worker. A worker that shares the split may have none in the last step, and has none at all if its rank is spare. The
+/// workers of a stage group compute the samples of the whole group together.
 fn batches(
     split: &wire::Split,
     size: u64,

@@ -55,8 +55,8 @@ impl<R: FnMut(Clock, StepReport, u64)> Unfinished<R> {
     /// Does `work`, and finishes the step before if its gradients are acknowledged meanwhile.
     ///
     /// # Errors
-    /// The work's; the strategy's, if the step before does not count; or that of earlier steps: one that follows them does not
-    /// count either.
+    /// The error of `work`; the strategy's, if the step before does not count; or an error because an earlier step, and
+    /// so each later one, does not count.
     pub(crate) async fn meanwhile<T>(
         &mut self,
         work: impl Future<Output = Result<T, WorkerError>>,
@@ -102,7 +102,8 @@ impl<R: FnMut(Clock, StepReport, u64)> Unfinished<R> {
     }
 }
 
-/// Waits until the gradients of a step are acknowledged or refused, and takes the step.
+/// Waits until the gradients of the pushed step are acknowledged or refused, and moves the step out of `step`. Waits
+/// for ever if `step` is none.
 async fn acknowledged(
     step: &mut Option<PushedStep>,
 ) -> Result<(PushedStep, Pushed), StrategyError> {

@@ -134,7 +134,7 @@ impl Manifest {
         }
     }
 
-    /// Checks the files of earlier checkpoints, and that they have the rows on which changes build.
+    /// Checks the files of earlier checkpoints, and that for each bucket with changed rows one of them has all rows.
     fn check_changes(&self) -> Result<(), String> {
         let counts: Vec<u64> = self.block_counts().map(|(_, blocks)| blocks).collect();
         for file in &self.files {

@@ -13,7 +13,7 @@ use crate::Cluster;
 use crate::checkpoints::DurableCheckpoint;
 use crate::due::FollowUp;
 
-/// The time for which a ring that is being formed waits for a member that others have lost.
+/// The time for which a ring that is being formed waits for members to which other members have lost the connection.
 const ABSENCE: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that asks to join.
@@ -200,8 +200,8 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Forms the ring of workers without values: one loads those of the newest checkpoint, or all begin with the same initial
-    /// values.
+    /// Forms the ring when no worker has values. A worker loads the newest checkpoint. During training, servers go back
+    /// to it first. Without a checkpoint, a starting job begins with the initial values, and any other job fails.
     fn form_without_values(&mut self, now: Instant) {
         let starting = self.durable.outcome.phase == JobPhase::Starting;
         // The writer of an ordered checkpoint may live, but it has lost the values that the order is for, as all members have.

@@ -209,7 +209,8 @@ impl Cluster {
         self.schedule_last_evaluation();
     }
 
-    /// Ends the span at a clock: the steps before it are made, the data of the others is leased again.
+    /// Ends the span. The steps before clock `made` count as made, and the data of the span's later steps is leased
+    /// again.
     fn settle_span(&mut self, now: Instant, made: Clock) {
         let counted = self.durable.training.min_clock;
         let ring = &mut self.durable.ring;

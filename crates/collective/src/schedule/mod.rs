@@ -186,7 +186,7 @@ pub(crate) fn peers(rank: Rank, root: Rank, ranks: usize) -> BTreeSet<Rank> {
     peers_in(rounds)
 }
 
-/// Returns the peers of a rank in sums among some ranks.
+/// Returns the peers with which a rank exchanges data in [`sum_among`], for the same ranks.
 pub(crate) fn peers_among(rank: Rank, ranks: Range<Rank>) -> BTreeSet<Rank> {
     peers_in(sum_among(rank, ranks))
 }

@@ -27,7 +27,7 @@ pub const SHARED_MEMORY: &str = "/dev/shm";
 /// The number of pieces that may be in the memory in one direction. With more of them the memory does not stay in the cache.
 pub(super) const SLOTS: usize = 8;
 
-/// The bytes of a file, which has the slots of one direction.
+/// The size of a file in bytes. A file has the slots of one direction.
 const BYTES: usize = SLOTS * PIECE_BYTES;
 
 /// What the names of files begin with.

@@ -94,8 +94,8 @@ impl State {
         decode(self.rows.lock().rows())
     }
 
-    /// Persists the state of the cluster. Once this returns, it survives a crash of the process and the machine. Returns the cost, as the
-    /// number of bytes that take as long to write.
+    /// Persists the state of the cluster. Once this returns, the state survives a crash of the process and the machine.
+    /// Returns the cost of the call in written bytes; [`ENCODED_FOR_ONE_WRITTEN`] encoded bytes count as one.
     ///
     /// # Errors
     /// If it cannot be written.

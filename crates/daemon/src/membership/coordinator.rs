@@ -115,7 +115,7 @@ impl Coordinator {
         self.has_queue.store(has_queue, Relaxed);
     }
 
-    /// Keeps what the coordinator shows of this process while it waits for a job.
+    /// Stores the description of this process that the coordinator shows while the process waits for a job.
     pub(super) fn waits_as(&self, registration: &wire::RegisterRequest) {
         self.waiting.get_or_init(|| wire::WaitingMember {
             role: registration.role,

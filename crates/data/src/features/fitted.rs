@@ -22,10 +22,11 @@ use crate::samples::column::{Column, by_rows};
 /// The form of the file; another one is refused.
 pub(crate) const FORM: u32 = 1;
 
-/// The parameters of a table's columns: means, deviations, edges of buckets, vocabularies, labels. Data of files or folders
-/// for each class has labels alone, LIBSVM files have labels and the range of their features. Parameters of columns depend on the
-/// training samples alone; labels are those of the whole file that is trained on. With the file that [`Self::save`] writes, later data
-/// is read in the same way.
+/// Numbers and texts that were computed from the data of a training: means, deviations, edges of buckets, vocabularies,
+/// labels. Tables may have all of them. LIBSVM files have labels and the range of the features. Data with a file or a
+/// folder for each class has labels; folders of pictures also have the shape of the pictures. The parameters of columns
+/// follow from the training samples alone; labels follow from the whole training file, held-out samples included.
+/// [`Self::save`] writes a file with which later data is read in the same way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fitted {
@@ -117,7 +118,7 @@ pub enum Rule {
     Id {
         /// The seed of the texts' hash; none if ids are whole numbers as they are.
         seed: Option<u64>,
-        /// The text between ids, if a cell has any number of them.
+        /// The text between the ids of a cell; none if each cell has exactly one id.
         separator: Option<String>,
         /// As in [`Self::Hash`].
         #[serde(default, skip_serializing_if = "is_false")]

@@ -1,6 +1,6 @@
 //! Mean and standard deviation of numbers.
 
-/// The sums that numbers are added to in turn. The CPU works on several at once.
+/// The number of partial results to which numbers are added in turn, so that the CPU works on several at once.
 const LANES: usize = 4;
 
 /// Mean and variance of numbers, updated number by number (Welford, "Note on a Method for Calculating Corrected Sums of

@@ -46,14 +46,15 @@ pub enum Target {
     },
 }
 
-/// The labels of a training part, of which no more are kept than a target needs.
+/// The labels that occur in the training files, as far as the target needs them.
 #[derive(Debug)]
 pub(crate) struct Labels {
     kind: TargetKind,
     transform: LabelTransform,
     /// True if two labels are 0 and 1 where the job leaves it open.
     two_are_binary: bool,
-    /// The labels that occur. Of more than any target can have, the first are kept.
+    /// The different labels. At most one more than [`MAX_CLASSES`] is kept: it shows that there are too many for
+    /// classes.
     texts: Texts,
     /// The first label that is a number, but not a finite one.
     not_finite: Option<(String, Place)>,

@@ -136,7 +136,7 @@ impl<C: Chunks> Files<'_, C> {
         }
     }
 
-    /// Opens all files to train on as samples that are held out: they are to be predicted.
+    /// Opens the training files for prediction: all their samples become the held-out samples of the data set.
     ///
     /// # Errors
     /// Those of the files and of `decode`.
@@ -319,7 +319,7 @@ pub(crate) fn streamed<C: Chunks>(
 struct SomeChunks<C: Chunks> {
     files: Arc<C>,
     decode: Decode<C::Parsed>,
-    /// The numbers of the chunks among those of the files.
+    /// The indices of these chunks among the chunks of `files`.
     chunks: Vec<u32>,
 }
 

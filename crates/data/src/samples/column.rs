@@ -125,7 +125,7 @@ impl Column {
         Self::of(Field::binary(name), Values::F32(values))
     }
 
-    /// Returns a column of values of any type, in the type in which a batch has them.
+    /// Returns a column of values of any type. Batches have the values in the same type.
     pub fn values(name: &str, shape: Vec<usize>, values: Values) -> Self {
         let field = Field {
             values: values.value_type(),

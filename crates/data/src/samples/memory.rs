@@ -205,7 +205,7 @@ impl InMemory {
     }
 }
 
-/// Checks that so many samples can be numbered: orders and batches have their numbers as `u32`.
+/// Checks that the number of samples is not above `u32::MAX`, because orders and batches number samples as `u32`.
 ///
 /// # Errors
 /// [`InputError::Invalid`] if there are more.

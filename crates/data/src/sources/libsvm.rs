@@ -132,7 +132,7 @@ fn is_sample(line: &[u8]) -> bool {
     first.is_some_and(|byte| *byte != b'#')
 }
 
-/// The features and labels of all samples, as they pass by.
+/// The features and labels that are found while the samples are read.
 struct Seen {
     /// What they were in training, if this is not one.
     known: Option<Fitted>,

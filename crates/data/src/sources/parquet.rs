@@ -225,7 +225,7 @@ impl Chunks for ParquetFiles {
 }
 
 thread_local! {
-    /// True while a panic of this thread becomes an error of a file.
+    /// True while this thread reads a Parquet file: a panic then becomes an error and is not logged.
     static IS_READING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 

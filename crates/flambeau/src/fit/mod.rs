@@ -170,8 +170,8 @@ impl Trainer {
         self
     }
 
-    /// Begins with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of either. The training that goes on
-    /// has a run directory of its own.
+    /// Begins with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of either. The new
+    /// training has a run directory of its own.
     #[must_use]
     pub fn restore(mut self, from: impl Into<String>) -> Self {
         self.restore = Some(from.into());
@@ -369,8 +369,8 @@ impl Trainer {
         TrainedModel::read(dir, which, &self.registry, self.device()?)
     }
 
-    /// Evaluates the weights of the end on the held-out samples, and returns the loss and the other metrics. For those of the best
-    /// evaluation, call `trainer.best()?.evaluate()`.
+    /// Evaluates the final weights on the held-out samples, and returns the loss and the other metrics. To evaluate the
+    /// weights of the best evaluation, call `trainer.best()?.evaluate()`.
     ///
     /// # Errors
     /// If nothing was trained yet, or the data or the model cannot be used.

@@ -30,7 +30,8 @@ pub enum Feature {
 pub struct Ragged {
     /// The values of all samples, one after the other.
     pub values: Tensor,
-    /// The place in `values` at which each sample begins, and the end of the last one: one more than there are samples.
+    /// The index in `values` at which each sample begins, then the end of the last sample. There is one more offset
+    /// than samples.
     pub offsets: Vec<usize>,
     /// A weight of each value, as `f32`; none if all count alike.
     pub weights: Option<Tensor>,

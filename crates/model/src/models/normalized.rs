@@ -65,7 +65,7 @@ impl Normalized {
     }
 }
 
-/// Returns the channels of pictures, the samples that a convolutional network takes.
+/// Returns the number of channels of pictures, the samples that a convolutional network takes.
 pub(super) fn channels(setup: &Setup) -> Result<usize> {
     match setup.sample_shape()? {
         &[channels, height, width] if height >= 8 && width >= 8 => Ok(channels),

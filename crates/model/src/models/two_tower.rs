@@ -211,7 +211,7 @@ struct Recall {
     queries: Vec<(Vec<f32>, usize)>,
     /// The vectors of all items.
     items: Vec<f32>,
-    /// The number of each item, by its key.
+    /// The index of each item among the vectors of `items`, by the item's key.
     known: HashMap<i64, usize>,
     width: usize,
 }

@@ -20,7 +20,7 @@ use super::bounds::{Bounds, count_parts};
 /// however few bytes it has.
 const TINY_BYTES: usize = 1 << 10;
 
-/// The number of times that a reader polls before its thread sleeps, after a short wait. A poll takes about a
+/// The number of times that a reader polls before its thread sleeps, if its last wait was short. A poll takes about a
 /// microsecond.
 pub(super) const POLLS: usize = 100;
 

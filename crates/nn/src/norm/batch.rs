@@ -256,8 +256,8 @@ impl BatchNorm {
     }
 }
 
-/// Returns numbers of channels for each sample of `rows`, of shape `[samples, channels, 1]`. The sums of the
-/// backward pass then have two steps, which use more threads of a GPU than one.
+/// Returns one number for each channel, repeated for each sample of `rows`, in shape `[samples, channels, 1]`. The
+/// backward pass then sums in two steps, which use more threads of a GPU than a single step.
 fn of_channels(numbers: &Tensor, rows: &Tensor) -> Result<Tensor> {
     let (samples, channels, _) = rows.dims3()?;
     let numbers = numbers.reshape((1, channels, 1))?;

@@ -123,8 +123,8 @@ impl CustomOp1 for OfAll {
         "statistics-of-all-replicas"
     }
 
-    /// Returns the statistics that are known already: the replicas add up before this operation, so that a layer that fails
-    /// does so in its own name.
+    /// Returns the statistics, which are known before this operation runs. The replicas add up their sums earlier, so
+    /// that an error names the layer and not this operation.
     fn cpu_fwd(&self, _: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let JointStatistics { mean, variance, .. } = &self.0;
         let all = [&mean[..], variance].concat();

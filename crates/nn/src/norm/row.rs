@@ -80,7 +80,7 @@ impl GroupNorm {
     /// Returns the normalised inputs.
     ///
     /// # Errors
-    /// If the inputs do not have this layer's channels or are integers, or candle's.
+    /// If the inputs do not have this layer's channels, if they are integers, or if candle fails.
     pub fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
         check_float(inputs)?;
         let channels = self.weight.elem_count();

@@ -21,7 +21,7 @@ pub(crate) struct Spent {
 }
 
 impl Spent {
-    /// Returns the time of what devices have done.
+    /// Returns the total busy time of the devices, and the time from their first beginning to their last end.
     pub(super) fn of(done: &[Done]) -> Self {
         let begun = done.iter().filter_map(|lane| lane.begun).min();
         let ended = done.iter().filter_map(|lane| lane.ended).max();

@@ -322,8 +322,8 @@ impl Pipeline {
         bubble
     }
 
-    /// Returns the model's outputs for a batch on this worker's first device: on the same device. Stages of other workers are computed where
-    /// their variables are, in the host's memory.
+    /// Returns the model's outputs for a batch, on this worker's first device. Each stage runs on the device of its
+    /// variables; stages of other workers run on the CPU.
     ///
     /// # Errors
     /// candle's.

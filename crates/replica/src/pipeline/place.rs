@@ -135,7 +135,7 @@ impl Places {
         self.workers * self.devices.len()
     }
 
-    /// Returns the numbers of this worker's devices among those of the group.
+    /// Returns the indices of this worker's devices in the group; empty if it has no place in the group.
     pub(super) fn own(&self) -> Range<usize> {
         let first = self.worker.unwrap_or(0) * self.devices.len();
         match self.worker {

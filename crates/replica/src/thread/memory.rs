@@ -25,8 +25,8 @@ pub(super) struct OutOfMemory<'a> {
 }
 
 impl OutOfMemory<'_> {
-    /// Explains an error for lack of memory by the step, its samples and the largest tensors. `done` is the number of steps before. Other
-    /// errors stay as they are.
+    /// Adds the step, its samples and the largest tensors to an out-of-memory error, and returns any other error
+    /// unchanged. `done` is the number of steps before this one.
     pub(super) fn explain(&self, error: Error, device: &Device, done: u64) -> Error {
         let text = plain(&error);
         if !PARTS_OF_NAMES.iter().any(|name| text.contains(name)) {

@@ -19,7 +19,7 @@ pub enum ColumnType {
         /// The number of buckets of [`Transform::Bucket`]; 10 by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         buckets: Option<u64>,
-        /// What takes the place of a gap; absent: what `data.missing` says.
+        /// The number that replaces a missing one. Absent: `data.missing` decides.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         missing: Option<Missing>,
     },
@@ -34,7 +34,7 @@ pub enum ColumnType {
         /// The number of buckets of [`Transform::Bucket`]; 10 by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         buckets: Option<u64>,
-        /// What takes the place of a gap; absent: what `data.missing` says.
+        /// The number that replaces a missing date. Absent: `data.missing` decides.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         missing: Option<Missing>,
     },

@@ -89,7 +89,7 @@ pub struct Pictures {
     /// Subtracted from all values, a number for each channel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mean: Vec<f32>,
-    /// The divisor of the result, a number for each channel.
+    /// A divisor for each channel. It divides the values after `mean` is subtracted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deviation: Vec<f32>,
 }

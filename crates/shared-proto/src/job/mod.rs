@@ -237,7 +237,8 @@ impl Default for Model {
 pub enum Precision {
     /// 32 bits.
     F32,
-    /// The upper half of each: three significant digits, the same range. Meant for GPUs with units for it.
+    /// bfloat16, the upper half of a 32-bit number: the same range, two to three significant digits. For GPUs with
+    /// units for it.
     Bf16,
 }
 
@@ -413,7 +414,8 @@ pub mod run_dir {
     pub const MODEL: &str = "model.safetensors";
     /// The weights that the best evaluation measured, if the job names a metric for it.
     pub const BEST: &str = "best.safetensors";
-    /// The metric of that evaluation, its value and its pass over the data, one JSON object.
+    /// The record of `best.safetensors`, one JSON object: the metric of its evaluation, the value, the pass over the
+    /// data and the run.
     pub const BEST_RECORD: &str = "best.json";
     /// The parameters of a table's columns, and the names of classes: means, vocabularies, labels. It is there for tables,
     /// and for data with a file or a folder for each class.

@@ -33,7 +33,7 @@ pub struct UpdateGroups(Vec<Group>);
 struct Group {
     /// Their numbers, in ascending order.
     variables: Vec<usize>,
-    /// The elements of each in the group's vectors.
+    /// The range of each variable's elements in the group's vectors, in the order of `variables`.
     places: Vec<Range<usize>>,
     kind: VariableKind,
 }

@@ -227,7 +227,8 @@ fn push<T>(queue: &mut VecDeque<T>, item: T) {
     queue.push_back(item);
 }
 
-/// Describes a record that is no point of a curve, with its time.
+/// Returns the time and the description of a record that the history lists as a remark; none for any other record, such
+/// as a point of a curve.
 fn remark(record: &Record) -> Option<(f64, String)> {
     Some(match record {
         Record::Joined {

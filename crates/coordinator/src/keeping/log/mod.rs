@@ -131,7 +131,7 @@ impl Log {
         Ok(Some(log.rows))
     }
 
-    /// Opens the log in other storage. `path` is that of error messages.
+    /// Opens the log in other storage. Error messages name `path`.
     ///
     /// # Errors
     /// As [`Self::open`].

@@ -13,7 +13,7 @@ use crate::error::CommandError;
 /// The bytes of values in a file, but for those of a bucket that exceed it. A file that is being written is in memory.
 const FILE_BYTES: u64 = 64 << 20;
 
-/// The ids in a file of removed rows.
+/// The most ids in one file of removed rows.
 const FILE_IDS: usize = 1 << 20;
 
 /// The files of an export that are written one after the other.

@@ -18,7 +18,7 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Returns the corrections of the next update, while so many workers are members.
+    /// Returns the corrections of the next update, given its staleness and the number of workers that are members.
     pub(super) fn next(&mut self, staleness: u64, workers: usize, stale: StaleSteps) -> StaleStep {
         self.note(staleness, workers);
         self.corrected += 1;

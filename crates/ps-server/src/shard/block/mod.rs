@@ -106,11 +106,12 @@ pub(crate) struct Applied {
     pub(crate) version: Version,
     /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
-    /// Its step; none if that cannot be shortened as a whole: steps of rows have factors of their own.
+    /// The step that the update made. None if the block's steps are never shortened as a whole; rows, for example, have
+    /// a factor each.
     pub(crate) step: Option<CorrectedStep>,
 }
 
-/// The bytes of a block and of a watermark in the header of a file.
+/// The assumed sizes of the entries of a block and of a watermark in a file's header, in bytes.
 const SAVED_BLOCK_BYTES: usize = 1 << 10;
 const SAVED_WATERMARK_BYTES: usize = 256;
 

@@ -76,8 +76,8 @@ pub(super) struct Summed {
 }
 
 impl Summed {
-    /// Takes this member's gradient back, because it must not count. If nothing has left yet, it has zeros instead; otherwise all members
-    /// are asked to add up again.
+    /// Withdraws this member's gradient, because it must not count. If neither a bucket nor the number of samples was
+    /// sent yet, the gradient becomes zeros. Otherwise all members are asked to add up again.
     pub(super) fn take_back(&mut self) {
         match (&mut self.vectors[..], self.samples) {
             ([one], None) => {

@@ -44,7 +44,8 @@ pub(super) enum Held {
 }
 
 impl Held {
-    /// Takes back gradients of a step that are not finite. Returns them with those of variables.
+    /// Returns the gradients of a step with values that are not finite. Fetches those of the variables from the replica
+    /// if buckets or the device hold them. Gradients in buckets no longer count.
     pub(super) async fn take_back(
         &mut self,
         mut gradients: Gradients,

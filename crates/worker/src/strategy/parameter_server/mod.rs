@@ -172,9 +172,10 @@ impl ParameterServer {
         self.take_all(ticket, replica).await
     }
 
-    /// Requests what the step after `clock.next()` wants, if the job computes ahead: what the batch `next` wants, or every batch
-    /// if it is not known. The gradients of the step after `clock` are not pushed yet. The request has the clock of the step that
-    /// computes with the weights, so these keep the bound.
+    /// Requests the weights of the step at `clock.next()` while the gradients of the step at `clock` are not pushed
+    /// yet, if the job computes ahead. Requests what the batch `next` wants, or what every batch wants if `next` is
+    /// none. The request has the clock of the step that computes with the weights, so the staleness bound holds for
+    /// that step.
     async fn request_ahead(&mut self, clock: Clock, next: Option<&mut Prepared>) {
         if !self.ahead {
             return;
