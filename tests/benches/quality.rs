@@ -166,7 +166,7 @@ impl World {
                 let parts = worker::embedded::Parts {
                     coordinator: find_coordinator()?,
                     registration: registration(Role::Worker, &name),
-                    network: Arc::new(Simulated::of(Pause::default())),
+                    network: Arc::new(Simulated::new(Pause::default())),
                     links: Exchange::default(),
                     stores: Stores::default(),
                     patience: PATIENCE,
@@ -194,7 +194,7 @@ fn tell(record: Value) {
 
 fn find_coordinator() -> Result<Coordinator, Box<dyn std::error::Error>> {
     let address = format!("coordinator:{PORT}");
-    let network = Simulated::of(Pause::default());
+    let network = Simulated::new(Pause::default());
     Ok(Coordinator::over(&network, &address, PATIENCE)?)
 }
 

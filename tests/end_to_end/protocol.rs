@@ -261,7 +261,7 @@ async fn numbers_travel_as_the_worker_wants_them() {
     for (dtype, rounded) in [(Dtype::Bf16, 1.0), (Dtype::F16, values[3])] {
         let before = scene.weights().await.0;
         let mut push = scene.peer.push(0, &[(W, vec![0.0; 4])]);
-        let values = Elements::of(payload::to_bytes(&values), dtype);
+        let values = Elements::new(payload::to_bytes(&values), dtype);
         push.gradients[0].payload = Some(values.into());
         let answer = scene.session.ask(Kind::Push(push)).await;
         assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");

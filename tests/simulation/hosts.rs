@@ -189,7 +189,7 @@ impl World {
                 let parts = worker::embedded::Parts {
                     coordinator: find_coordinator(&pause)?,
                     registration: registration(Role::Worker, &name),
-                    network: Arc::new(Simulated::of(pause.clone())),
+                    network: Arc::new(Simulated::new(pause.clone())),
                     links: Exchange::default(),
                     stores: Stores::default(),
                     patience: MEMBER_PATIENCE,
@@ -234,6 +234,6 @@ fn once_polled(
 
 pub(crate) fn find_coordinator(pause: &Pause) -> Result<Coordinator, Box<dyn std::error::Error>> {
     let address = format!("coordinator:{PORT}");
-    let network = Simulated::of(pause.clone());
+    let network = Simulated::new(pause.clone());
     Ok(Coordinator::over(&network, &address, MEMBER_PATIENCE)?)
 }

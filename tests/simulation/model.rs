@@ -146,7 +146,7 @@ const BUCKETS: usize = 3;
 
 /// The rows of the table's buckets.
 static ROWS: LazyLock<Vec<BucketRows>> = LazyLock::new(|| {
-    let of = |number: usize| BucketRows::of(number as u32);
+    let of = |number: usize| BucketRows::new(number as u32);
     (0..BUCKETS).map(of).collect()
 });
 
@@ -173,7 +173,7 @@ struct BucketRows {
 }
 
 impl BucketRows {
-    fn of(number: u32) -> Self {
+    fn new(number: u32) -> Self {
         let own = |id: &u64| bucket(*id, BUCKETS as u32) == number;
         let by_push: Vec<u64> = (1..).filter(own).take(PUSHES + 1).collect();
         let mut ids = by_push.clone();

@@ -34,7 +34,7 @@ pub(crate) struct Simulated {
 }
 
 impl Simulated {
-    pub(crate) fn of(pause: Pause) -> Self {
+    pub(crate) fn new(pause: Pause) -> Self {
         Self {
             pause,
             ..Self::default()

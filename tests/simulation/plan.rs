@@ -37,7 +37,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn of(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut has = |share| rng.random_bool(share);
         let (store, disk, loses_state) = (has(0.4), has(0.3), has(0.15));

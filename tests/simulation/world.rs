@@ -39,7 +39,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
-        let plan = Plan::of(seed);
+        let plan = Plan::new(seed);
         let poisoned = plan.poisoned();
         // Large variables take longer.
         let (shape, batch_size) = match plan.many_blocks {

@@ -265,7 +265,7 @@ fn sum_of_bytes<'a>(mut files: impl Iterator<Item = &'a FileEntry>) -> u64 {
 
 impl SavedVariable {
     /// Returns the entry of a variable with so many slots.
-    pub fn of(spec: &VariableSpec, slots: usize) -> Self {
+    pub fn new(spec: &VariableSpec, slots: usize) -> Self {
         Self {
             name: spec.name.clone(),
             shape: spec.shape.iter().map(|size| *size as u64).collect(),
@@ -294,7 +294,7 @@ impl From<&SavedVariable> for VariableSpec {
 
 impl FileEntry {
     /// Returns the entry of a file with this content and these blocks.
-    pub fn of(name: &str, content: &Bytes, blocks: impl IntoIterator<Item = BlockId>) -> Self {
+    pub fn new(name: &str, content: &Bytes, blocks: impl IntoIterator<Item = BlockId>) -> Self {
         Self {
             name: name.to_owned(),
             bytes: content.len() as u64,

@@ -193,7 +193,7 @@ impl FileEntry {
         let changed = blocks.iter().filter(|block| block.values.has_changes());
         Self {
             changes: ranges(changed.map(|block| block.id)),
-            ..Self::of(name, content, blocks.iter().map(|block| block.id))
+            ..Self::new(name, content, blocks.iter().map(|block| block.id))
         }
     }
 }

@@ -97,7 +97,7 @@ pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
             .into_iter()
             .map(|(name, blocks)| {
                 let ids: Vec<BlockId> = blocks.iter().map(|block| block.id).collect();
-                FileEntry::of(name, &encode(&blocks), ids)
+                FileEntry::new(name, &encode(&blocks), ids)
             })
             .collect(),
         // Some JSON parsers do not return exactly this number.

@@ -14,7 +14,7 @@ pub(super) struct ClockCounts(BTreeMap<Clock, usize>);
 
 impl ClockCounts {
     /// Counts the workers at each of these clocks.
-    pub(super) fn of(clocks: impl Iterator<Item = Clock>) -> Self {
+    pub(super) fn new(clocks: impl Iterator<Item = Clock>) -> Self {
         let mut counts = Self::default();
         clocks.for_each(|clock| counts.enters(clock));
         counts

@@ -218,7 +218,7 @@ impl Cluster {
         let known = earlier.and_then(|task| self.durable.members.get_mut(&task.id));
         let process = match &known {
             Some(known) => known.process.next(&request)?,
-            None => Process::of(&request),
+            None => Process::new(&request),
         };
         if let Some(known) = known.filter(|known| known.process == process) {
             if !known.is_alive() {

@@ -19,7 +19,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// The first process of an identity.
-    pub(super) fn of(request: &wire::RegisterRequest) -> Self {
+    pub(super) fn new(request: &wire::RegisterRequest) -> Self {
         Self {
             id: request.process,
             attempt: request.attempt,
@@ -44,7 +44,7 @@ impl Process {
                 ),
             ));
         }
-        let mut next = Self::of(request);
+        let mut next = Self::new(request);
         next.superseded.clone_from(&self.superseded);
         if told && request.process == self.id {
             if request.attempt < self.attempt {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_registration_that_comes_twice_is_the_same_and_one_that_comes_late_is_refused() {
-        let first = Process::of(&request(7, 1));
+        let first = Process::new(&request(7, 1));
         assert_eq!(first.next(&request(7, 1)).unwrap(), first);
         let second = first.next(&request(7, 2)).unwrap();
         assert_ne!(second, first);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_process_that_was_superseded_stays_so() {
-        let mut process = Process::of(&request(1, 1));
+        let mut process = Process::new(&request(1, 1));
         for id in 2..=u64::try_from(REMEMBERED).unwrap() + 1 {
             process = process.next(&request(id, 1)).unwrap();
             for earlier in 1..id {
@@ -126,13 +126,13 @@ mod tests {
 
     #[test]
     fn whoever_does_not_tell_its_process_registers_anew_each_time() {
-        let first = Process::of(&request(0, 0));
+        let first = Process::new(&request(0, 0));
         let second = first.next(&request(0, 0)).unwrap();
         assert_ne!(second, first);
         assert_ne!(second.next(&request(0, 0)).unwrap(), second);
         // A process that states its id takes over from one that does not, and the other way round.
         let telling = second.next(&request(3, 1)).unwrap();
-        assert_eq!(telling, Process::of(&request(3, 1)));
+        assert_eq!(telling, Process::new(&request(3, 1)));
         let silent = telling.next(&request(0, 0)).unwrap();
         assert_eq!(silent.superseded, [3]);
     }

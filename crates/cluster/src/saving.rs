@@ -274,7 +274,7 @@ impl Cluster {
                 .model
                 .variables
                 .iter()
-                .map(|spec| SavedVariable::of(spec, self.job.slots_of(&spec.name, spec.kind)))
+                .map(|spec| SavedVariable::new(spec, self.job.slots_of(&spec.name, spec.kind)))
                 .collect(),
             tables: variables.model.tables.clone(),
             block_elements: layout.block_elements as u64,

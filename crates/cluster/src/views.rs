@@ -153,6 +153,6 @@ impl Cluster {
             .members
             .values()
             .filter(|m| m.is_alive() && m.progress.active);
-        self.fast_path = Some(ClockCounts::of(holders.map(|m| m.progress.clock)));
+        self.fast_path = Some(ClockCounts::new(holders.map(|m| m.progress.clock)));
     }
 }

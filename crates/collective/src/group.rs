@@ -394,7 +394,7 @@ impl<L: Links> Group<L> {
         values: &mut [f32],
         wire: Dtype,
     ) -> Result<(), CollectiveError> {
-        let pieces = Pieces::of(rounds, PIECE_ELEMENTS);
+        let pieces = Pieces::new(rounds, PIECE_ELEMENTS);
         let values = RefCell::new(values);
         let (sent, received) = (Count::default(), Count::default());
         let send = async {

@@ -14,7 +14,7 @@ pub(crate) fn to_wire(numbers: &mut [f32], wire: Dtype) -> Bytes {
     if matches!(wire, Dtype::F32 | Dtype::Unspecified) {
         return bytes;
     }
-    let rounded = Elements::of(bytes, wire);
+    let rounded = Elements::new(bytes, wire);
     rounded.copy_to(numbers);
     rounded.into_parts().1
 }

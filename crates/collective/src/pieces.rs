@@ -38,7 +38,7 @@ pub(crate) struct Pieces {
 
 impl Pieces {
     /// Cuts the rounds into pieces of `most` elements.
-    pub(crate) fn of(rounds: &[Round], most: usize) -> Self {
+    pub(crate) fn new(rounds: &[Round], most: usize) -> Self {
         let mut pieces = Self::default();
         for round in rounds {
             // A round's sends have what the rounds before have received.
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_piece_of_a_ring_leaves_as_soon_as_it_is_there() {
         let rounds = all_reduce(Algorithm::Ring, 0, 3, 12);
-        let pieces = Pieces::of(&rounds, 2);
+        let pieces = Pieces::new(&rounds, 2);
         // Two pieces in each of four rounds, each after the piece of the round before that it continues.
         let after: Vec<usize> = pieces.outgoing.iter().map(|piece| piece.after).collect();
         assert_eq!(after, [0, 0, 1, 2, 3, 4, 5, 6]);
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn what_is_exchanged_is_sent_before_it_changes() {
         let rounds = all_reduce(Algorithm::Doubling, 0, 4, 3);
-        let pieces = Pieces::of(&rounds, 2);
+        let pieces = Pieces::new(&rounds, 2);
         let sends: Vec<usize> = pieces.outgoing.iter().map(|piece| piece.after).collect();
         let receives: Vec<usize> = pieces.incoming.iter().map(|piece| piece.after).collect();
         assert_eq!(sends, [0, 0, 1, 2]);

@@ -65,7 +65,7 @@ async fn host(index: usize, exchange: Exchange) -> Host {
         security: Security::default(),
     };
     let stop = CancellationToken::new();
-    let places = Connections::new(Port::Data, Limits::of(64, None));
+    let places = Connections::new(Port::Data, Limits::new(64, None));
     tokio::spawn(take_links(service, listener, places, stop.clone()));
     Host {
         exchange,
@@ -83,7 +83,7 @@ struct Ring {
 }
 
 impl Ring {
-    async fn of(folders: &[Option<&Path>]) -> Self {
+    async fn new(folders: &[Option<&Path>]) -> Self {
         let sent = Arc::new(AtomicU64::new(0));
         let host = |(index, folder): (usize, &Option<&Path>)| {
             let folder = folder.map(PathBuf::from);
@@ -107,7 +107,7 @@ impl Ring {
         let peers = self.addresses.iter().enumerate().map(peer).collect();
         let network = Arc::new(SystemNetwork::default());
         let exchange = &self.hosts[rank].exchange;
-        StreamLinks::of(exchange, network, Epoch(ring), rank, peers, PATIENCE).unwrap()
+        StreamLinks::new(exchange, network, Epoch(ring), rank, peers, PATIENCE).unwrap()
     }
 
     /// The members of a ring that is formed anew.
@@ -197,7 +197,7 @@ async fn ranks_of_a_host_send_no_numbers_over_connections() {
         (vec![nowhere, nowhere], 0.0),
     ] {
         let ranks = folders.len();
-        let ring = Ring::of(&folders).await;
+        let ring = Ring::new(&folders).await;
         let groups = ring.groups(1, Dtype::F32).await;
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
         for _ in 0..2 {
@@ -228,7 +228,7 @@ async fn all_operations_work_with_shared_memory() {
         Some(Algorithm::ReduceToOne),
     ];
     for ranks in [2, 3, 5] {
-        let ring = Ring::of(&vec![Some(folder.path()); ranks]).await;
+        let ring = Ring::new(&vec![Some(folder.path()); ranks]).await;
         let wires = [Dtype::F32, Dtype::Bf16];
         let kinds = wires
             .into_iter()
@@ -270,7 +270,7 @@ async fn all_operations_work_with_shared_memory() {
 /// A signal that is awaited in vain is not lost, and sums go on between signals.
 #[tokio::test]
 async fn rank_0_and_each_other_rank_send_signals_to_each_other() {
-    let ring = Ring::of(&[None; 5]).await;
+    let ring = Ring::new(&[None; 5]).await;
     let groups = ring.groups(1, Dtype::F32).await;
     let play = async |group: &Group<StreamLinks>| {
         for round in 0..20 {
@@ -306,7 +306,7 @@ async fn a_sender_that_waits_for_a_slot_notices_that_the_peer_dies() {
     let Some(folder) = memory() else {
         return;
     };
-    let ring = Ring::of(&[Some(folder.path()); 2]).await;
+    let ring = Ring::new(&[Some(folder.path()); 2]).await;
     let (living, dying) = (ring.links(0, 1), ring.links(1, 1));
     tokio::try_join!(living.connect(0), dying.connect(0)).unwrap();
     let piece = Bytes::from(vec![1; 64 << 10]);
@@ -346,7 +346,7 @@ async fn messages_that_are_not_due_end_a_link_with_the_reason() {
         (None, vec![Kind::Greeting(greeting(1, 0))], "not due"),
         (shared, vec![large; 20], "more pieces than are due"),
     ] {
-        let ring = Ring::of(&[folder, folder]).await;
+        let ring = Ring::new(&[folder, folder]).await;
         let links = ring.links(0, 1);
         let files: Vec<NamedTempFile> = folder.iter().flat_map(shared_files).collect();
         let name = |file: &NamedTempFile| {
@@ -387,7 +387,7 @@ async fn messages_that_are_not_due_end_a_link_with_the_reason() {
 
 #[tokio::test]
 async fn a_link_ends_when_the_peer_has_opened_another_one() {
-    let ring = Ring::of(&[None, None]).await;
+    let ring = Ring::new(&[None, None]).await;
     let links = ring.links(0, 1);
     let first = raw_link(ring.addresses[0], greeting(1, 0)).await;
     let waits = links.receive(1);

@@ -46,7 +46,7 @@ pub(crate) fn limits(listen: &Listen, total: Option<usize>, per_address: Option<
             "there are not enough descriptors for --max-connections; raise the limit of open files"
         );
     }
-    Limits::of(total.unwrap_or(MOST_CONNECTIONS).min(room), per_address)
+    Limits::new(total.unwrap_or(MOST_CONNECTIONS).min(room), per_address)
 }
 
 /// Returns the number of descriptors of a connection. A connection over a socket file also keeps that of the shared memory.

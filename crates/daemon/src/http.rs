@@ -172,7 +172,7 @@ pub async fn serve_pages(
     security: Security,
     shutdown: CancellationToken,
 ) {
-    let connections = Connections::new(Port::Page, Limits::of(BROWSERS, None));
+    let connections = Connections::new(Port::Page, Limits::new(BROWSERS, None));
     let incoming = security.accepted_from_browsers(connections.incoming(listener));
     answer_all(incoming, (builder(), app), shutdown).await;
 }

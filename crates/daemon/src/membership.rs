@@ -174,7 +174,7 @@ impl Membership {
         coordinator.set_queue(reply.has_queue);
         let job = Job::from_toml(&reply.job_toml)?;
         let length = Duration::from_millis(reply.lease_milliseconds);
-        let lease = Lease::of(length, *sent.lock());
+        let lease = Lease::new(length, *sent.lock());
         // Added and not set: a process that registers again may be the same task as before.
         let shown = gauge!("flambeau_task_info", "task" => task.to_string());
         shown.increment(1.0);
@@ -277,7 +277,9 @@ impl Membership {
                     Ok(Err(status)) if coordinator.may_pass(&status) => {
                         tokio::time::sleep(DRAIN_AGAIN).await;
                     }
-                    Ok(Err(status)) if MembershipError::of(&status).is_retryable() => return false,
+                    Ok(Err(status)) if MembershipError::new(&status).is_retryable() => {
+                        return false;
+                    }
                     Ok(Err(status)) => {
                         tracing::warn!(%status, "stopping without a checkpoint");
                         return true;

@@ -79,7 +79,7 @@ pub(crate) struct Tail {
 
 impl Tail {
     /// Returns a tail of the metrics file in a run directory, from its first line on.
-    pub(crate) fn of(run_dir: &Path) -> Self {
+    pub(crate) fn new(run_dir: &Path) -> Self {
         Self {
             path: run_dir.join(run_dir::METRICS),
             read: 0,

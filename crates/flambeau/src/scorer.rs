@@ -47,7 +47,7 @@ impl Scorer {
         let finished = finished.map_err(Error::wrap)?;
         let trained = Trained {
             weights: &scoring.weights,
-            rows: Box::new(|specs| Ok(Box::new(ServedRows::of(scoring, specs)?))),
+            rows: Box::new(|specs| Ok(Box::new(ServedRows::new(scoring, specs)?))),
             ..finished.trained()
         };
         let scorer = worker::alone::predict::Scorer::open(&trained, registry, Device::Cpu);
@@ -84,7 +84,7 @@ struct ServedRows {
 }
 
 impl ServedRows {
-    fn of(scoring: &Scoring, specs: Vec<TableSpec>) -> Result<Self> {
+    fn new(scoring: &Scoring, specs: Vec<TableSpec>) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let lookup = {
             let _within = runtime.enter();

@@ -40,7 +40,7 @@
 //!     inputs: vec![Field::numbers("image", vec![2, 2])],
 //!     targets: vec![Field::category("label", 3)],
 //! };
-//! let objective = Objective::of(&Default::default(), &data)?;
+//! let objective = Objective::new(&Default::default(), &data)?;
 //! let tables = Tables::default();
 //! let setup = Setup { settings: &settings, data: &data, objective: &objective, tables: &tables, stages: &Default::default() };
 //! let variables = VarMap::new();
@@ -49,7 +49,7 @@
 //!
 //! let inputs = Tensor::new(&[[[0.1f32, 0.2], [0.3, 0.4]], [[1.0, 0.0], [0.0, 1.0]]], &Device::Cpu)?;
 //! let labels = Tensor::new(&[0u32, 2], &Device::Cpu)?;
-//! let batch = Batch::of(2).with_input("image", inputs).with_target("label", labels);
+//! let batch = Batch::new(2).with_input("image", inputs).with_target("label", labels);
 //! let pass = Pass::training(&objective, 1, 0, 0);
 //! let loss = model.loss(&model.forward(&batch, &pass)?, &batch, &pass)?;
 //! let gradients = loss.backward()?;
@@ -114,7 +114,7 @@ impl<'a> Setup<'a> {
         data: &Signature,
         build: impl FnOnce(&Setup) -> Result<M>,
     ) -> Result<M> {
-        let objective = Objective::of(&job.objective, data);
+        let objective = Objective::new(&job.objective, data);
         let objective = objective.map_err(|error| Error::msg(error.to_string()))?;
         let (tables, stages) = (Tables::new(job), Stages::default());
         let model = build(&Setup {

@@ -140,7 +140,7 @@ mod tests {
                 Tensor::new(&[1f32, 0.0], &Cpu),
             ),
         };
-        let batch = Batch::of(2).with_target("y", target.unwrap());
+        let batch = Batch::new(2).with_target("y", target.unwrap());
         (Var::from_tensor(&outputs.unwrap()).unwrap(), batch)
     }
 

@@ -156,7 +156,7 @@ struct Mean {
 
 impl Metric for Mean {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
-        let scores = Scores::of(self.loss, outputs, batch)?;
+        let scores = Scores::new(self.loss, outputs, batch)?;
         let samples = scores.samples();
         let weighted = |i| scores.weight(i) * (self.of)(&scores, i);
         self.sum += (0..samples).map(weighted).sum::<f64>();
@@ -179,7 +179,7 @@ struct Top {
 
 impl Metric for Top {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
-        let scores = Scores::of(Loss::CrossEntropy { smoothing: 0.0 }, outputs, batch)?;
+        let scores = Scores::new(Loss::CrossEntropy { smoothing: 0.0 }, outputs, batch)?;
         let samples = scores.samples();
         let right = (0..samples).map(|i| scores.weight(i) * scores.is_right(i, self.most));
         self.right += right.sum::<f64>();
@@ -246,7 +246,7 @@ mod tests {
             let target = Tensor::new(&targets[range.clone()], &Cpu).unwrap();
             let outputs = Tensor::new(&logits[range], &Cpu).unwrap();
             let outputs = outputs.reshape((size, 1)).unwrap();
-            (Batch::of(size).with_target("y", target), outputs)
+            (Batch::new(size).with_target("y", target), outputs)
         };
         [part(0..cut), part(cut..logits.len())].into_iter().unzip()
     }
@@ -302,7 +302,7 @@ mod tests {
                 _ => target,
             };
             let weights = Tensor::new(numbers(&case["weights"]), &Cpu).unwrap();
-            let batch = Batch::of(samples)
+            let batch = Batch::new(samples)
                 .with_target("y", target)
                 .with_weights(weights);
             let shape = (samples, outputs.len() / samples);
@@ -349,7 +349,9 @@ mod tests {
         };
         let target = Tensor::new(&targets, &Cpu).unwrap();
         let weighted = Tensor::new(&weights.map(|weight| weight as f32), &Cpu).unwrap();
-        let batch = Batch::of(7).with_target("y", target).with_weights(weighted);
+        let batch = Batch::new(7)
+            .with_target("y", target)
+            .with_weights(weighted);
         let outputs = Tensor::new(&logits, &Cpu).unwrap().reshape((7, 1)).unwrap();
         let (batches, repeated) = binary(&repeat(&logits), &repeat(&targets));
         for (name, loss) in [
@@ -383,7 +385,7 @@ mod tests {
         let outputs =
             [Tensor::new(&[[1f32, 3.0, 2.0], [5.0, 5.0, 0.0], [0.0, 1.0, 2.0]], &Cpu).unwrap()];
         let target = Tensor::new(&[2u32, 1, 2], &Cpu).unwrap();
-        let batches = [Batch::of(3).with_target("y", target)];
+        let batches = [Batch::new(3).with_target("y", target)];
         let of = |name| measure(name, CLASSES, &batches, &outputs);
         assert!((of(Name::Accuracy) - 1.0 / 3.0).abs() < 1e-12);
         assert!((of(Name::Top(2)) - 1.0).abs() < 1e-12);
@@ -394,7 +396,7 @@ mod tests {
     fn the_log_loss_of_classes_has_no_smoothing() {
         let outputs = [Tensor::new(&[[0f32, 3f32.ln()], [1.0, 1.0]], &Cpu).unwrap()];
         let target = Tensor::new(&[1u32, 0], &Cpu).unwrap();
-        let batches = [Batch::of(2).with_target("y", target)];
+        let batches = [Batch::new(2).with_target("y", target)];
         let smooth = Loss::CrossEntropy { smoothing: 0.2 };
         let expected = ((4f64 / 3.0).ln() + 2f64.ln()) / 2.0;
         for loss in [CLASSES, smooth] {
@@ -413,7 +415,7 @@ mod tests {
         }
         let outputs = [Tensor::new(&[[f32::NAN, 1.0]], &Cpu).unwrap()];
         let target = Tensor::new(&[1u32], &Cpu).unwrap();
-        let batches = [Batch::of(1).with_target("y", target)];
+        let batches = [Batch::new(1).with_target("y", target)];
         assert_eq!(measure(Name::Accuracy, CLASSES, &batches, &outputs), 0.0);
     }
 
@@ -433,7 +435,7 @@ mod tests {
             Tensor::new(&[5f32], &Cpu).unwrap(),
         ];
         let batch = |target: &[f32]| {
-            Batch::of(target.len()).with_target("y", Tensor::new(target, &Cpu).unwrap())
+            Batch::new(target.len()).with_target("y", Tensor::new(target, &Cpu).unwrap())
         };
         let batches = [batch(&[0.0, 2.0]), batch(&[2.0])];
         let loss = Loss::MeanSquaredError;
@@ -442,7 +444,7 @@ mod tests {
         // A target of several numbers counts once for each.
         let several = [Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Cpu).unwrap()];
         let target = Tensor::new(&[[1f32, 2.0], [3.0, 8.0]], &Cpu).unwrap();
-        let batch = [Batch::of(2).with_target("y", target)];
+        let batch = [Batch::new(2).with_target("y", target)];
         assert!((measure(Name::Rmse, loss, &batch, &several) - 2.0).abs() < 1e-12);
         let mae = measure(Name::Mae, loss, &batches, &outputs);
         assert!((mae - 4.0 / 3.0).abs() < 1e-12);

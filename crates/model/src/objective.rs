@@ -27,7 +27,7 @@ impl Objective {
     /// # Errors
     /// [`InputError::Target`] if the loss does not fit the target, with the ways out; [`InputError::Metric`] for an
     /// unknown metric; [`InputError::Fields`] if the job names a loss or metrics for several targets.
-    pub fn of(settings: &job::Objective, data: &Signature) -> Result<Self, InputError> {
+    pub fn new(settings: &job::Objective, data: &Signature) -> Result<Self, InputError> {
         match data.target() {
             Err(_) if *settings == job::Objective::default() => Ok(Self::default()),
             target => Self::for_target(settings, target?),
@@ -112,7 +112,7 @@ mod tests {
                 inputs: Vec::new(),
                 targets: vec![target],
             };
-            Objective::of(&settings, &data).map_err(|error| error.to_string())
+            Objective::new(&settings, &data).map_err(|error| error.to_string())
         };
         let (class, binary) = (Field::category("kind", 3), Field::binary("click"));
         let price = Field::numbers("price", Vec::new());
@@ -136,7 +136,7 @@ mod tests {
         let two = of(LossName::BinaryCrossEntropy, Field::category("kind", 2)).unwrap();
         let outputs = candle_core::Tensor::new(&[[0.5f32], [-1.0]], &candle_core::Device::Cpu);
         let target = candle_core::Tensor::new(&[1u32, 0], &candle_core::Device::Cpu).unwrap();
-        let batch = crate::input::Batch::of(2).with_target("kind", target);
+        let batch = crate::input::Batch::new(2).with_target("kind", target);
         let loss = two.loss.of(&outputs.unwrap(), &batch).unwrap();
         assert!(loss.to_scalar::<f32>().unwrap() < 0.5);
     }

@@ -35,7 +35,7 @@ impl Pairs {
 
 impl Metric for Pairs {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
-        let scores = Scores::of(self.loss, outputs, batch)?;
+        let scores = Scores::new(self.loss, outputs, batch)?;
         let pair = |i| Scored {
             logit: scores.logit(i),
             positive: scores.targets[i] > 0.5,

@@ -21,7 +21,7 @@ pub(crate) struct Scores {
 
 impl Scores {
     /// Returns the numbers of a batch and of the model's outputs for it.
-    pub(crate) fn of(loss: Loss, outputs: &Tensor, batch: &Batch) -> Result<Self> {
+    pub(crate) fn new(loss: Loss, outputs: &Tensor, batch: &Batch) -> Result<Self> {
         let target = batch.target()?;
         let outputs = match loss {
             Loss::CrossEntropy { .. } => outputs.clone(),

@@ -104,7 +104,7 @@ fn batches(name: &str, expected: &Expected) -> Vec<Batch> {
             .map(|v| (f64::midpoint(*v, 1.0) * CLASSES as f64) as u32);
         let inputs = Tensor::from_vec(inputs, shape.as_slice(), &Device::Cpu).unwrap();
         let labels = Tensor::from_iter(labels, &Device::Cpu).unwrap();
-        Batch::of(samples)
+        Batch::new(samples)
             .with_input("image", inputs)
             .with_target("label", labels)
     };
@@ -122,7 +122,7 @@ fn train(name: &str, expected: &Expected) -> Errors {
         inputs: vec![Field::numbers("image", expected.shape.clone())],
         targets: vec![Field::category("label", CLASSES as u64)],
     };
-    let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+    let objective = Objective::new(&job::Objective::default(), &data).unwrap();
     let setup = Setup {
         settings: &settings,
         data: &data,

@@ -169,7 +169,7 @@ impl Pool {
         } = self.windows;
         let (rows, columns) = self.output;
         let frame = (stride, padding, border);
-        let windows = Windows::of(inputs, [rows, columns], [kernel; 2], frame)?;
+        let windows = Windows::new(inputs, [rows, columns], [kernel; 2], frame)?;
         let mut result = windows.at(0, 0)?;
         for place in 1..kernel * kernel {
             result = join(&result, &windows.at(place / kernel, place % kernel)?)?;

@@ -14,7 +14,7 @@ pub(crate) struct Windows {
 impl Windows {
     /// Returns `counts` windows along each axis of the pictures, of `reach` pixels each. `border` is the value of `padding` pixels around the
     /// pictures.
-    pub(crate) fn of(
+    pub(crate) fn new(
         pictures: &Tensor,
         counts: [usize; 2],
         reach: [usize; 2],

@@ -101,7 +101,7 @@ impl StaleStep {
 impl StaleSteps {
     /// Returns the corrections of a variable of this kind in a job that expects `total_updates` updates of each block; none if its steps
     /// stay as they are.
-    pub(crate) fn of(
+    pub(crate) fn new(
         job: &Job,
         optimizer: &Optimizer,
         kind: VariableKind,
@@ -249,7 +249,7 @@ mod tests {
 
     fn of(text: &str) -> Option<StaleSteps> {
         let job = Job::from_toml(text).unwrap();
-        StaleSteps::of(&job, &job.optimizer, VariableKind::Trained, 0)
+        StaleSteps::new(&job, &job.optimizer, VariableKind::Trained, 0)
     }
 
     #[test]
@@ -304,7 +304,7 @@ mod tests {
     fn an_average_is_the_mean_of_all_weights_until_its_window_is_full() {
         let of = |text: &str, total| {
             let job = Job::from_toml(text).unwrap();
-            StaleSteps::of(&job, &job.optimizer, VariableKind::Trained, total).unwrap()
+            StaleSteps::new(&job, &job.optimizer, VariableKind::Trained, total).unwrap()
         };
         let shares = |stale: StaleSteps| -> Vec<Option<f32>> {
             (1..=9).map(|number| stale.average(number)).collect()

@@ -32,7 +32,7 @@ impl VariableRule {
     /// A trained variable has the optimizer of its group, under the job's schedule, and a moving average if the job asks
     /// for averages. An averaged one moves by the whole of each update, which is a mean of changes. A frozen one takes no
     /// updates.
-    pub fn of(job: &Job, variable: &VariableSpec, total_updates: u64) -> Self {
+    pub fn new(job: &Job, variable: &VariableSpec, total_updates: u64) -> Self {
         let (optimizer, schedule) = match variable.kind.is_optimized() {
             true => (
                 job.optimizer_of(&variable.name).into_owned(),
@@ -53,7 +53,7 @@ impl VariableRule {
             schedule,
             total_updates,
             lowest_rate: variable.kind.is_optimized().then(|| lowest_rate(job)),
-            stale: StaleSteps::of(job, &optimizer, variable.kind, total_updates),
+            stale: StaleSteps::new(job, &optimizer, variable.kind, total_updates),
             optimizer,
         }
     }
@@ -252,7 +252,7 @@ mod tests {
             "#,
         )
         .unwrap();
-        let of = |name, kind| VariableRule::of(&job, &variable(name, kind), 10);
+        let of = |name, kind| VariableRule::new(&job, &variable(name, kind), 10);
         let rate = |rule: &VariableRule, done| rule.update_after(done, 1.0).learning_rate;
         let body = of("body.weight", VariableKind::Trained);
         assert_eq!([rate(&body, 0), rate(&body, 2)], [0.25, 0.5]);
@@ -270,7 +270,7 @@ mod tests {
             "optimizer = { name = \"sgd\", learning_rate = 0.5 }\nschedule = { warmup_steps = 2 }\nplateau = { min_learning_rate = 0.3 }",
         );
         let job = job.unwrap();
-        let of = |kind| VariableRule::of(&job, &variable("w", kind), 10);
+        let of = |kind| VariableRule::new(&job, &variable("w", kind), 10);
         let trained = of(VariableKind::Trained);
         for (done, lowered_to, rate) in [
             (5, 1.0, 0.5),
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn only_trained_variables_have_a_moving_average() {
         let job = Job::from_toml("ema_decay = 0.5").unwrap();
-        let of = |kind| VariableRule::of(&job, &variable("w", kind), 10);
+        let of = |kind| VariableRule::new(&job, &variable("w", kind), 10);
         let trained = of(VariableKind::Trained);
         assert_eq!(
             (trained.slots().count, trained.averages(2)),
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn an_averaged_variable_becomes_the_mean_of_what_workers_measured() {
         let job = Job::default();
-        let rule = VariableRule::of(&job, &variable("running_var", VariableKind::Averaged), 10);
+        let rule = VariableRule::new(&job, &variable("running_var", VariableKind::Averaged), 10);
         let (mut value, measured) = ([1.0, 2.0], [[3.0, 2.0], [5.0, 1.0]]);
         // A step's update is the mean of the old value less each new one.
         let mut mean = [0, 1].map(|i| value[i] - (measured[0][i] + measured[1][i]) / 2.0);

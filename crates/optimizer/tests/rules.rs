@@ -53,7 +53,7 @@ fn largest_error(case: &Case) -> f32 {
         ema_decay: case.ema_decay,
         ..Job::default()
     };
-    let rule = VariableRule::of(&job, &VariableSpec::default(), u64::MAX);
+    let rule = VariableRule::new(&job, &VariableSpec::default(), u64::MAX);
     let mut weights = case.initial.clone();
     let mut slots = rule.initial_slots(&weights);
     let place = rule.averages(weights.len());

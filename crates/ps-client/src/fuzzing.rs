@@ -72,7 +72,7 @@ fn taken(map: wire::ShardMap) -> Option<ShardMap> {
         assert!(!range.is_empty(), "{} has no elements", map.describe(id));
         assert_eq!(map.shard(id), Ok(shard));
     }
-    let framed: usize = MessagePlan::of(&map)
+    let framed: usize = MessagePlan::new(&map)
         .in_turns()
         .map(|(_, message)| message.blocks.len())
         .sum();

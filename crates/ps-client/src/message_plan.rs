@@ -21,7 +21,7 @@ pub struct PlannedMessage {
 
 impl MessagePlan {
     /// Groups all blocks of the map's variables.
-    pub fn of(map: &ShardMap) -> Self {
+    pub fn new(map: &ShardMap) -> Self {
         let mut by_shard: Vec<Vec<PlannedMessage>> = vec![Vec::new(); map.shards.len()];
         let mut filled = vec![usize::MAX; map.shards.len()];
         for (id, shard) in map.blocks() {
@@ -93,7 +93,7 @@ mod tests {
             shards in 1u32..4,
         ) {
             let map = map(&sizes, shards);
-            let messages = MessagePlan::of(&map);
+            let messages = MessagePlan::new(&map);
             let mut seen = Vec::new();
             for (shard, message) in messages.in_turns() {
                 let blocks = &message.blocks;
@@ -114,7 +114,7 @@ mod tests {
     fn a_push_leaves_out_what_takes_no_updates() {
         let mut map = map(&[10, 10, 10], 1);
         map.variables[1].spec.kind = VariableKind::Frozen;
-        let plan = MessagePlan::of(&map);
+        let plan = MessagePlan::new(&map);
         let [(0, message)] = plan.in_turns().collect::<Vec<_>>()[..] else {
             panic!("{plan:?}");
         };
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn small_variables_travel_together() {
-        let messages = MessagePlan::of(&map(&[10; 50], 1));
+        let messages = MessagePlan::new(&map(&[10; 50], 1));
         assert_eq!(messages.in_turns().count(), 1);
     }
 }

@@ -134,7 +134,7 @@ impl Shards {
                 .map(|target| Session::open(target, tell.clone()))
                 .collect(),
             waiting_on,
-            plan: Arc::new(MessagePlan::of(&map)),
+            plan: Arc::new(MessagePlan::new(&map)),
             map,
             origin,
             wire: identity.wire,

@@ -109,7 +109,7 @@ impl Thread {
     ) -> Result<(Self, mpsc::Sender<Request>), ReplicaError> {
         let device = devices.first().ok_or_else(without_device)?.clone();
         let data = registry.open(&job.data, job.seed, Purpose::Training)?;
-        let objective = Objective::of(&job.objective, &data.signature)?;
+        let objective = Objective::new(&job.objective, &data.signature)?;
         let (built, pipeline) = built(&job, &registry, devices, &data.signature, &objective)?;
         let Built {
             variables,

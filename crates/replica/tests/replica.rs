@@ -112,7 +112,7 @@ fn initial_values_are_the_same_after_training() {
         let replica = start().await;
         let fresh = replica.initial_values().await.unwrap();
         let ones = vec![1.0; replica.description().variables[0].elements()];
-        let ones = Elements::of(payload::to_bytes(&ones), Dtype::F32);
+        let ones = Elements::new(payload::to_bytes(&ones), Dtype::F32);
         let part = Part::whole(PartOf::Variable(0), ones);
         replica.load(vec![part]).await;
         replica.prepare(batch(0)).await;

@@ -106,7 +106,7 @@ const PART: usize = 1024;
 
 impl Elements {
     /// Converts `f32` to `dtype`. The memory is shared if `dtype` is `f32`.
-    pub fn of(values: Bytes, dtype: Dtype) -> Self {
+    pub fn new(values: Bytes, dtype: Dtype) -> Self {
         let bytes = match dtype {
             Dtype::Bf16 => to_bf16(&values),
             Dtype::F16 => to_f16(&values),
@@ -137,7 +137,7 @@ impl Elements {
     #[must_use]
     pub fn to(&self, dtype: Dtype) -> Self {
         match (self.dtype, dtype) {
-            (Dtype::F32, dtype) => Self::of(self.bytes.clone(), dtype),
+            (Dtype::F32, dtype) => Self::new(self.bytes.clone(), dtype),
             (from, to) if from == to => self.clone(),
             _ => Self::from(self.to_vec()).to(dtype),
         }
@@ -316,7 +316,7 @@ impl Elements {
 impl From<Vec<f32>> for Elements {
     /// The elements share the numbers' memory if its byte order is the wire's.
     fn from(values: Vec<f32>) -> Self {
-        Self::of(share(&Arc::new(values)), Dtype::F32)
+        Self::new(share(&Arc::new(values)), Dtype::F32)
     }
 }
 
@@ -390,7 +390,7 @@ mod tests {
     proptest! {
         #[test]
         fn numbers_survive_the_wire(values in prop::collection::vec(anything(), 0..100), shift in 0usize..4) {
-            let sent = shifted(Elements::of(to_bytes(&values), Dtype::F32), shift);
+            let sent = shifted(Elements::new(to_bytes(&values), Dtype::F32), shift);
             let read = Elements::read(Some(&sent.into()), KIND, values.len()).unwrap();
             let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&numbers(&read)), bits(&values));
@@ -405,7 +405,7 @@ mod tests {
                 (Dtype::Bf16, (|v| bf16::from_f32(v).to_f32()) as fn(f32) -> f32),
                 (Dtype::F16, |v| f16::from_f32(v).to_f32()),
             ] {
-                let sent = shifted(Elements::of(to_bytes(&values), dtype), shift);
+                let sent = shifted(Elements::new(to_bytes(&values), dtype), shift);
                 prop_assert_eq!(sent.bytes(), 2 * values.len());
                 let read = Elements::read(Some(&sent.into()), KIND, values.len()).unwrap();
                 let expected: Vec<f32> = values.iter().copied().map(rounded).collect();
@@ -416,7 +416,7 @@ mod tests {
                 let finite = expected.iter().all(|v| v.is_finite());
                 prop_assert_eq!(read.all_finite(), finite);
                 prop_assert_eq!(Elements::from(values.clone()).all_fit(dtype), finite);
-                prop_assert_eq!(&Elements::from(values.clone()).to(dtype), &Elements::of(to_bytes(&values), dtype));
+                prop_assert_eq!(&Elements::from(values.clone()).to(dtype), &Elements::new(to_bytes(&values), dtype));
             }
         }
 
@@ -431,7 +431,7 @@ mod tests {
     fn ties_go_to_the_even_neighbour() {
         // Halfway between 1 and the next bf16, and between that and the one after.
         let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0];
-        let sent = Elements::of(to_bytes(&ties), Dtype::Bf16);
+        let sent = Elements::new(to_bytes(&ties), Dtype::Bf16);
         assert_eq!(numbers(&sent), [1.0, 1.0 + 4.0 / 256.0]);
     }
 

@@ -42,7 +42,7 @@ impl Bucket {
     /// [`StorageError::Location`] if a setting or the path makes no sense.
     pub fn open(name: &str, path: &str, variables: &Variables) -> Result<Self, StorageError> {
         let pairs = || variables.iter().map(|(k, v)| (k.as_str(), v.as_str()));
-        let secrets = Secrets::of(pairs());
+        let secrets = Secrets::new(pairs());
         let location = format!("s3://{name}/{path}")
             .trim_end_matches('/')
             .to_owned();

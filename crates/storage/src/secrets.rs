@@ -16,7 +16,7 @@ impl fmt::Debug for Secrets {
 
 impl Secrets {
     /// Collects the secret values among environment variables.
-    pub fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+    pub fn new<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let secret = |name: &str| {
             let name = name.to_ascii_uppercase();
             ["ACCESS_KEY", "SECRET", "TOKEN"]

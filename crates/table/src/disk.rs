@@ -192,7 +192,7 @@ pub(crate) struct MemoryUse {
 }
 
 impl MemoryUse {
-    pub(crate) fn of(file: &RowFile) -> Self {
+    pub(crate) fn new(file: &RowFile) -> Self {
         let disk = Arc::clone(&file.disk);
         disk.buckets.fetch_add(1, Ordering::Relaxed);
         Self { disk, bytes: 0 }

@@ -33,7 +33,7 @@ impl Key {
     /// Ids in the order of their hashes have keys in ascending order, so a batch of them goes through the index from front
     /// to back.
     #[inline(always)]
-    pub(crate) fn of(id: u64, buckets: u32) -> Self {
+    pub(crate) fn new(id: u64, buckets: u32) -> Self {
         // The bucket is the upper half of this product.
         let place = hash(id).wrapping_mul(u64::from(buckets));
         let part_bits = PARTS.ilog2();
@@ -380,10 +380,10 @@ mod tests {
         let mut index = Index::new();
         let ids: Vec<u64> = (0..10_000).collect();
         for id in &ids {
-            index.insert(Key::of(*id, 1), Place(*id as u32));
+            index.insert(Key::new(*id, 1), Place(*id as u32));
         }
         let others: Vec<Key> = (10_000..10_000 + BLOCK as u64)
-            .map(|id| Key::of(id, 1))
+            .map(|id| Key::new(id, 1))
             .collect();
         let mut places = [Place(0); BLOCK];
         index.guess(&others, &mut places);
@@ -392,7 +392,7 @@ mod tests {
         let keys: Vec<Key> = ids[..BLOCK]
             .iter()
             .copied()
-            .map(|id| Key::of(id, 1))
+            .map(|id| Key::new(id, 1))
             .collect();
         index.guess(&keys, &mut places);
         assert!(

@@ -17,7 +17,7 @@ pub struct NewRows {
 
 impl NewRows {
     /// Returns the maker of a table's rows.
-    pub fn of(spec: &TableSpec) -> Self {
+    pub fn new(spec: &TableSpec) -> Self {
         let name = fnv1a(FNV_START, spec.name.as_bytes());
         let mut key = [0; 32];
         key[..8].copy_from_slice(&spec.seed.to_le_bytes());
@@ -69,7 +69,7 @@ mod tests {
             seed: 7,
             ..TableSpec::default()
         };
-        let mut random = NewRows::of(&spec).random;
+        let mut random = NewRows::new(&spec).random;
         for normal in [false, true] {
             if normal {
                 spec.initializer = Initializer::Normal { deviation: 2.0 };
@@ -82,7 +82,7 @@ mod tests {
                     false => (random.next_u32() >> 8) as f32 * (2.0 / 16_777_215.0) - 1.0,
                 };
                 let mut values = [0.0; 80];
-                NewRows::of(&spec).write(id, &mut values);
+                NewRows::new(&spec).write(id, &mut values);
                 assert_eq!(values, std::array::from_fn(|_| expected()));
             }
         }

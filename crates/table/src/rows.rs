@@ -70,12 +70,12 @@ pub(crate) struct Aged {
 impl Rows {
     /// Returns a bucket without rows. Its rows have a history if the table removes rows by it.
     pub fn new(spec: &TableSpec) -> Self {
-        let layout = Layout::of(spec);
+        let layout = Layout::new(spec);
         Self {
             layout,
             buckets: spec.buckets,
             optimizer: spec.optimizer.clone(),
-            new_rows: NewRows::of(spec),
+            new_rows: NewRows::new(spec),
             reads_initial: spec.admission == Admission::All,
             index: Index::new(),
             chunks: Chunks::new(layout.stride()),
@@ -91,7 +91,7 @@ impl Rows {
 
     /// Returns a file for rows of a table.
     pub fn file(spec: &TableSpec, disk: &Arc<Disk>) -> Arc<RowFile> {
-        disk.file(Layout::of(spec).stride())
+        disk.file(Layout::new(spec).stride())
     }
 
     /// Returns the number of rows.
@@ -124,7 +124,7 @@ impl Rows {
         for (ids, places) in ids.chunks(BLOCK).zip(places.chunks_mut(BLOCK)) {
             let keys = &mut keys[..ids.len()];
             for (key, id) in keys.iter_mut().zip(ids) {
-                *key = Key::of(*id, self.buckets);
+                *key = Key::new(*id, self.buckets);
             }
             self.index.guess(keys, places);
             fetch(&self.chunks, places);
@@ -139,7 +139,7 @@ impl Rows {
     /// Returns the place of an id's row in memory, [`Place::NONE`] without one.
     pub(crate) fn place(&self, id: u64) -> Place {
         let is_row = |place: Place| place.is_in_memory() && self.id(place) == id;
-        let found = self.index.find(Key::of(id, self.buckets), is_row);
+        let found = self.index.find(Key::new(id, self.buckets), is_row);
         found.unwrap_or(Place::NONE)
     }
 
@@ -200,7 +200,7 @@ impl Rows {
     /// # Panics
     /// If there are not as many numbers as in a row of this table.
     pub fn restore(&mut self, id: u64, history: History, numbers: &[f32]) -> io::Result<bool> {
-        let mut place = [self.search(id, Key::of(id, self.buckets))];
+        let mut place = [self.search(id, Key::new(id, self.buckets))];
         self.bring_back(&[id], &mut place)?;
         if place != [Place::NONE] {
             return Ok(false);
@@ -221,7 +221,7 @@ impl Rows {
         words[0] = id as u32;
         words[1] = (id >> 32) as u32;
         self.set_history(place, History::default());
-        self.index.insert(Key::of(id, self.buckets), place);
+        self.index.insert(Key::new(id, self.buckets), place);
         place
     }
 
@@ -232,7 +232,7 @@ impl Rows {
             None => id_of(chunks.row(place)) == id,
             Some((record, _)) => spilled.as_ref().is_some_and(|of| of.is_known(record, id)),
         };
-        let removed = self.index.remove(Key::of(id, self.buckets), is_row);
+        let removed = self.index.remove(Key::new(id, self.buckets), is_row);
         if let Some(place) = removed {
             match (place.record(), spilled) {
                 (Some((record, _)), Some(spilled)) => spilled.release_later(record),
@@ -248,7 +248,7 @@ impl Rows {
         let mut has_moved = false;
         self.chunks.shrink(|words, from, to| {
             has_moved = true;
-            index.replace(Key::of(id_of(words), buckets), from, to);
+            index.replace(Key::new(id_of(words), buckets), from, to);
         });
         has_moved
     }

@@ -31,7 +31,7 @@ fn gradients(values: &[f32]) -> Vec<LeF32> {
 /// Returns the initial values of a row.
 fn initial(spec: &TableSpec, id: u64) -> Vec<f32> {
     let mut values = vec![f32::NAN; spec.dimension as usize];
-    NewRows::of(spec).write(id, &mut values);
+    NewRows::new(spec).write(id, &mut values);
     values
 }
 
@@ -120,7 +120,7 @@ fn initial_values_follow_from_seed_table_and_id() {
     for initializer in [UNIFORM, normal] {
         let first = spec(8, initializer);
         // The order in which rows are made does not matter.
-        let new_rows = NewRows::of(&first);
+        let new_rows = NewRows::new(&first);
         let mut values = [0.0; 8];
         new_rows.write(3, &mut values);
         new_rows.write(1, &mut values);

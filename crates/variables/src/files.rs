@@ -84,7 +84,7 @@ impl Variables {
             // The file has it. A missing variable is one of the differences.
             if let Ok(tensor) = file.tensor(&spec.name) {
                 let values = Bytes::copy_from_slice(tensor.data());
-                self.write(variable, 0, &Elements::of(values, Dtype::F32))?;
+                self.write(variable, 0, &Elements::new(values, Dtype::F32))?;
             }
         }
         Ok(())

@@ -71,7 +71,7 @@ impl LocalOptimizer {
     pub fn new(job: &Job, variables: &Variables, samples: u64) -> Result<Self, VariablesError> {
         let computing = job.strategy.stage_groups().computing(job.workers().into());
         let total = job.total_steps_together(samples, computing);
-        let rule = |(spec, _): &(VariableSpec, Var)| VariableRule::of(job, spec, total);
+        let rule = |(spec, _): &(VariableSpec, Var)| VariableRule::new(job, spec, total);
         let rules: Vec<VariableRule> = variables.0.iter().map(rule).collect();
         let places = Places::of(job, variables.0.iter().map(|(spec, _)| spec));
         let averages = variables.0.iter().zip(&rules);

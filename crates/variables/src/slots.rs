@@ -74,7 +74,7 @@ impl Places {
     pub fn of<'a>(job: &Job, variables: impl Iterator<Item = &'a VariableSpec>) -> Self {
         Self::new(variables.map(|spec| {
             let changes = spec.kind.takes_updates();
-            let slots = VariableRule::of(job, spec, 0).rule_slots();
+            let slots = VariableRule::new(job, spec, 0).rule_slots();
             (if changes { spec.elements() } else { 0 }, slots)
         }))
     }

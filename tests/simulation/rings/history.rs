@@ -90,7 +90,7 @@ struct Inner {
 pub(crate) struct History(Arc<Mutex<Inner>>);
 
 impl History {
-    pub(crate) fn of(shape: Shape, backups: bool) -> Self {
+    pub(crate) fn new(shape: Shape, backups: bool) -> Self {
         let initial = Values::initial(shape).digest();
         Self(Arc::new(Mutex::new(Inner {
             events: Vec::new(),

@@ -132,7 +132,7 @@ impl World {
         Ok(Parts {
             coordinator: find_coordinator(pause)?,
             registration: registration(Role::Worker, name),
-            network: Arc::new(Simulated::of(pause.clone())),
+            network: Arc::new(Simulated::new(pause.clone())),
             links,
             stores: Stores {
                 open: Arc::new(move |_| Ok(store.clone())),

@@ -57,7 +57,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
-        let plan = Plan::of(seed);
+        let plan = Plan::new(seed);
         let mut job = Job {
             batch_size: BATCH,
             epochs: EPOCHS,
@@ -88,7 +88,7 @@ impl World {
         Self {
             seed,
             job,
-            history: History::of(plan.shape, plan.backups),
+            history: History::new(plan.shape, plan.backups),
             gpus: Gpus::new(seed),
             plan,
             disk: Disk::default(),

@@ -48,7 +48,7 @@ pub(crate) struct Plan {
 pub(crate) const MOST_LATE: usize = BATCH as usize;
 
 impl Plan {
-    pub(crate) fn of(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1);
         let workers = rng.random_range(2..=3);
         let most = rng.random_range(0..=4 - workers);

@@ -73,7 +73,7 @@ async fn save_files(store: &Store, number: u64) -> Vec<FileEntry> {
     for (shard, (_, blocks)) in (0..).zip(files(2, number)) {
         let (name, content) = (store.part_name(shard, 0), encode(&blocks));
         let ids: Vec<_> = blocks.iter().map(|block| block.id).collect();
-        entries.push(FileEntry::of(&name, &content, ids));
+        entries.push(FileEntry::new(&name, &content, ids));
         store.write_file(number, &name, content).await.unwrap();
     }
     entries

@@ -167,7 +167,7 @@ pub(super) fn resealed(manifest: &Manifest, from: &str, to: &str) -> Vec<u8> {
     let text = std::str::from_utf8(&text).unwrap();
     assert!(text.contains(from));
     let empty = text.replace(&checksum, "").replacen(from, to, 1);
-    let sum = FileEntry::of("x", &Bytes::from(empty.clone()), []).sha256;
+    let sum = FileEntry::new("x", &Bytes::from(empty.clone()), []).sha256;
     empty
         .replace("\"checksum\": \"\"", &format!("\"checksum\": \"{sum}\""))
         .into_bytes()
@@ -348,7 +348,7 @@ async fn a_files_blocks_are_those_that_the_manifest_names() {
     let manifest = save(&store, 1).await;
     let read = async |blocks: &[crate::SavedBlock]| {
         let content = encode(blocks);
-        let mut entry = FileEntry::of(FILE, &content, []);
+        let mut entry = FileEntry::new(FILE, &content, []);
         entry.blocks = manifest.files[0].blocks.clone();
         store.write_file(1, FILE, content).await.unwrap();
         let error = store.read_file(&manifest, &entry).await.unwrap_err();

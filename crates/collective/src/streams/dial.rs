@@ -94,7 +94,7 @@ impl Call<'_> {
         let memory = offered.map(Offered::accepted);
         let shares_memory = memory.is_some();
         tracing::debug!(peer = %peer.task, shares_memory, "a link is open");
-        Ok(Link::of(outgoing, incoming, memory))
+        Ok(Link::new(outgoing, incoming, memory))
     }
 }
 

@@ -162,7 +162,7 @@ impl Exchange {
             Some(taken) => taken.supersede(),
             None => {}
         }
-        let link = Link::of(outgoing, incoming, memory);
+        let link = Link::new(outgoing, incoming, memory);
         link.admit();
         state.waiting.insert((ring, from), link);
         drop(state);

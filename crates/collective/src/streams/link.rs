@@ -111,7 +111,7 @@ struct Shared {
 
 impl Link {
     /// A link of these streams, both of which are past the greeting.
-    pub(super) fn of(
+    pub(super) fn new(
         outgoing: Sender,
         messages: Incoming<wire::LinkMessage>,
         memory: Option<SharedMemory>,

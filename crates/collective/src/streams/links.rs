@@ -41,7 +41,7 @@ impl StreamLinks {
     ///
     /// # Errors
     /// If `exchange` takes no links of this process.
-    pub fn of(
+    pub fn new(
         exchange: &Exchange,
         network: Arc<dyn Network>,
         ring: Epoch,

@@ -51,7 +51,7 @@ impl State {
     /// # Errors
     /// If it cannot be read or written, or another process has it open.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
-        Ok(Self::of(Log::open(path, ROOM)?))
+        Ok(Self::new(Log::open(path, ROOM)?))
     }
 
     /// Reads the state at a path, which no process has open. Returns none if there is no state. Nothing is written.
@@ -71,14 +71,14 @@ impl State {
     /// If it cannot be read or written.
     pub(crate) fn over(storage: impl Storage) -> Result<Self, StateError> {
         let path = Path::new(run_dir::STATE);
-        Ok(Self::of(Log::over(
+        Ok(Self::new(Log::over(
             Box::new(storage),
             path,
             SIMULATED_ROOM,
         )?))
     }
 
-    fn of(log: Log) -> Self {
+    fn new(log: Log) -> Self {
         Self {
             changes: AtomicU64::new(log.changes()),
             opened: log.changes(),

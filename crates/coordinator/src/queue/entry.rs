@@ -78,7 +78,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn of(summary: &Summary, total_samples: u64) -> Self {
+    pub(crate) fn new(summary: &Summary, total_samples: u64) -> Self {
         Self {
             samples: summary.samples,
             total_samples,

@@ -66,7 +66,7 @@ impl QueuedJob {
         let end = End {
             error: summary.error.clone(),
             stopped: summary.stopped,
-            outcome: Some(Outcome::of(summary, total)),
+            outcome: Some(Outcome::new(summary, total)),
         };
         persist_end(queue, &self.entry, end).await;
     }

@@ -240,14 +240,14 @@ impl Coordinator {
                 reason: chain_of(status),
             }
         } else {
-            MembershipError::of(status)
+            MembershipError::new(status)
         }
     }
 }
 
 impl MembershipError {
     /// Returns the error of a call that would fail again.
-    pub(super) fn of(status: &Status) -> Self {
+    pub(super) fn new(status: &Status) -> Self {
         let message = status.message().to_owned();
         let reason = Refusal::from_status(status).map(|refusal| refusal.reason);
         match (reason, status.code()) {

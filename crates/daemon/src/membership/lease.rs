@@ -55,7 +55,7 @@ impl Default for Lease {
 
 impl Lease {
     /// Returns a lease of this length that a call sent at `sent` has renewed.
-    pub fn of(length: Duration, sent: Instant) -> Self {
+    pub fn new(length: Duration, sent: Instant) -> Self {
         let lease = Self(Some(Arc::new(Term {
             began: sent,
             length,
@@ -133,7 +133,7 @@ pub(super) async fn heartbeats(
                 }
             }
             Ok(Err(status)) if !coordinator.may_pass(&status) => {
-                tell.send_replace(Standing::Lost(Arc::new(MembershipError::of(&status))));
+                tell.send_replace(Standing::Lost(Arc::new(MembershipError::new(&status))));
                 return;
             }
             _ if last.elapsed() > coordinator.patience => {
@@ -167,7 +167,7 @@ mod tests {
         let id = TaskId::worker(0);
         let generation = Generation(1);
         let sender = Sender::new(&Job::default(), RunNumber(1), Task { id, generation });
-        let lease = Lease::of(LENGTH, Instant::now());
+        let lease = Lease::new(LENGTH, Instant::now());
         let (tell, standing) = watch::channel(Standing::Member);
         tokio::spawn(heartbeats(coordinator, sender, lease.clone(), tell));
         let is_member = || matches!(*standing.borrow(), Standing::Member);

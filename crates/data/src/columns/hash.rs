@@ -12,7 +12,7 @@ pub(crate) struct Hasher {
 
 impl Hasher {
     /// Returns the hasher of the field with this number.
-    pub(crate) fn of(field: u64) -> Self {
+    pub(crate) fn new(field: u64) -> Self {
         Self {
             field: fnv1a(FNV_START, &field.to_le_bytes()),
         }

@@ -91,7 +91,7 @@ impl Header {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             roles: names.iter().map(role).collect(),
             label: label.filter(|_| labels == LabelColumn::Read),
-            gaps: Gaps::of(settings),
+            gaps: Gaps::new(settings),
             skips_unlabelled: settings.missing_label == MissingLabel::Skip
                 && labels == LabelColumn::Read,
         };
@@ -350,7 +350,7 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    pub(crate) fn of(settings: &Data) -> Self {
+    pub(crate) fn new(settings: &Data) -> Self {
         let texts: HashSet<String> = match &settings.missing_texts {
             Some(texts) => texts.iter().cloned().collect(),
             None => MISSING.map(str::to_owned).into(),

@@ -462,7 +462,7 @@ impl Rule {
                 Some((cells.iter().map(id).collect(), edges.len() as u64 + 1))
             }
             (Self::Hash { buckets, numbers }, Cells::Texts(cells)) => {
-                let hasher = Hasher::of(0);
+                let hasher = Hasher::new(0);
                 let id = |text: &str| (hasher.hash(&known(text, *numbers)) % buckets) as u32;
                 Some((cells.each(id), *buckets))
             }

@@ -42,7 +42,7 @@ struct GapFitting {
 }
 
 impl GapFitting {
-    fn of(missing: Missing) -> Self {
+    fn new(missing: Missing) -> Self {
         let is_median = missing == Missing::Rule(MissingRule::Median);
         Self {
             missing,
@@ -152,7 +152,7 @@ impl Fitting {
                 name: name.to_owned(),
                 date: matches!(kind, ColumnType::Date { .. }),
                 seen: Seen::nothing(kind),
-                gaps: kind.missing().map(GapFitting::of),
+                gaps: kind.missing().map(GapFitting::new),
             };
             self.columns = table.inputs().map(column).collect();
         }

@@ -78,6 +78,6 @@ impl IdColumn<'_> {
             });
         };
         let number = number_text(text).filter(|_| self.numbers);
-        Ok((Hasher::of(seed).hash(number.as_deref().unwrap_or(text)) % LIMIT) as i64)
+        Ok((Hasher::new(seed).hash(number.as_deref().unwrap_or(text)) % LIMIT) as i64)
     }
 }

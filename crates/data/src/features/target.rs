@@ -66,7 +66,7 @@ pub(crate) struct Labels {
 
 impl Labels {
     /// Returns no labels, which are to become the target that a job says.
-    pub(crate) fn of(settings: &Data, two_are_binary: bool) -> Self {
+    pub(crate) fn new(settings: &Data, two_are_binary: bool) -> Self {
         Self {
             kind: settings.target,
             transform: settings.label_transform,
@@ -357,7 +357,7 @@ mod tests {
                 number,
             });
         }
-        let mut seen = Labels::of(settings, true);
+        let mut seen = Labels::new(settings, true);
         // The last sample is held out.
         let training: Vec<u32> = (0..texts.len() as u32 - 1).collect();
         seen.note(&labels, &training);

@@ -25,7 +25,7 @@ pub(crate) struct Member {
 
 impl Member {
     /// Returns the file that a path names, if one of the folders in it has a name that ends with `.zip`.
-    pub(crate) fn of(path: &Path) -> Option<Self> {
+    pub(crate) fn new(path: &Path) -> Option<Self> {
         let archive = path.ancestors().skip(1).find(|path| is_archive(path))?;
         Some(Self {
             archive: archive.to_owned(),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn member(path: &str) -> Member {
-        Member::of(Path::new(path)).unwrap()
+        Member::new(Path::new(path)).unwrap()
     }
 
     #[test]
@@ -163,7 +163,9 @@ mod tests {
         assert_eq!(read("x.zip/b.csv"), b"2");
         assert_eq!(read("s3://bucket/x.zip/a.csv"), b"3");
         assert!(!member("x.zip/c.csv").is_in(bytes.clone()).unwrap());
-        assert!(Member::of(Path::new("x.zip")).is_none() && Member::of(Path::new("a/b")).is_none());
+        assert!(
+            Member::new(Path::new("x.zip")).is_none() && Member::new(Path::new("a/b")).is_none()
+        );
     }
 
     #[test]

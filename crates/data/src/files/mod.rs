@@ -47,7 +47,7 @@ impl DataFile {
     /// # Errors
     /// [`InputError::Unreadable`].
     pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
-        let (content, size) = match Remote::of(path).map_err(unreadable(path))? {
+        let (content, size) = match Remote::new(path).map_err(unreadable(path))? {
             _ if is_compressed(path)? => {
                 let content: Arc<[u8]> = read(path)?.into();
                 let size = content.len() as u64;
@@ -170,7 +170,7 @@ pub(crate) fn kind(path: &Path) -> Result<Kind, InputError> {
             false => Kind::Nothing,
         });
     }
-    let Some(remote) = Remote::of(path).map_err(unreadable(path))? else {
+    let Some(remote) = Remote::new(path).map_err(unreadable(path))? else {
         return Ok(match (path.is_dir(), path.is_file()) {
             (true, _) => Kind::Folder,
             (false, true) => Kind::File,
@@ -189,7 +189,7 @@ pub(crate) fn kind(path: &Path) -> Result<Kind, InputError> {
 
 /// Returns the file in an archive that a path names, if it names one.
 fn in_archive(path: &Path) -> Result<Option<Member>, InputError> {
-    match Member::of(path) {
+    match Member::new(path) {
         Some(member) if is_file(&member.archive)? => Ok(Some(member)),
         _ => Ok(None),
     }
@@ -267,7 +267,7 @@ pub(crate) fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
 /// [`InputError::Unreadable`].
 pub(crate) fn list(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), InputError> {
     let (mut folders, mut files) = (Vec::new(), Vec::new());
-    if let Some(remote) = Remote::of(folder).map_err(unreadable(folder))? {
+    if let Some(remote) = Remote::new(folder).map_err(unreadable(folder))? {
         (folders, files) = remote.list().map_err(unreadable(folder))?;
     } else {
         for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
@@ -292,7 +292,7 @@ pub(crate) fn size(path: &Path) -> Result<u64, InputError> {
     if let Some(member) = in_archive(path)? {
         return Ok(member.read(read(&member.archive)?)?.len() as u64);
     }
-    let size = match Remote::of(path).map_err(unreadable(path))? {
+    let size = match Remote::new(path).map_err(unreadable(path))? {
         Some(remote) => remote
             .size()
             .and_then(|size| size.ok_or_else(|| io::ErrorKind::NotFound.into())),
@@ -309,7 +309,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, InputError> {
     let content = match in_archive(path)? {
         Some(member) => member.read(read(&member.archive)?)?,
         None => {
-            let content = match Remote::of(path).map_err(unreadable(path))? {
+            let content = match Remote::new(path).map_err(unreadable(path))? {
                 Some(remote) => remote.read_all(),
                 None => fs::read(path),
             };
@@ -339,7 +339,7 @@ pub(crate) fn stored(path: &Path) -> Result<Box<dyn Read>, InputError> {
         let content = member.read(read(&member.archive)?)?;
         return Ok(Box::new(Cursor::new(content)));
     }
-    let opened = match Remote::of(path).map_err(unreadable(path))? {
+    let opened = match Remote::new(path).map_err(unreadable(path))? {
         Some(remote) => remote
             .read_all()
             .map(|content| Box::new(Cursor::new(content)) as Box<dyn Read>),

@@ -46,7 +46,7 @@ impl Remote {
     ///
     /// # Errors
     /// A URL of another kind, or settings of the object store that make no sense.
-    pub(crate) fn of(path: &Path) -> io::Result<Option<Self>> {
+    pub(crate) fn new(path: &Path) -> io::Result<Option<Self>> {
         let Some(url) = path.to_str().filter(|text| text.contains("://")) else {
             return Ok(None);
         };

@@ -31,7 +31,7 @@ pub(crate) struct FileRows<'a> {
 }
 
 impl<'a> FileRows<'a> {
-    pub(crate) fn of(file: &'a DataFile, delimiter: u8) -> Self {
+    pub(crate) fn new(file: &'a DataFile, delimiter: u8) -> Self {
         Self {
             file,
             at_once: PIECE,
@@ -143,7 +143,7 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
             let file = DataFile::open(&path).unwrap();
             let read = |at_once: u64| {
-                let mut rows = FileRows::of(&file, b',');
+                let mut rows = FileRows::new(&file, b',');
                 rows.at_once = at_once;
                 let mut all = Vec::new();
                 while let Some((row, line)) = rows.next().unwrap() {

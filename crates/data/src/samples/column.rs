@@ -104,25 +104,25 @@ impl Values {
 impl Column {
     /// Returns a column of numbers of this shape in each sample, sample after sample.
     pub fn numbers(name: &str, shape: Vec<usize>, values: Vec<f32>) -> Self {
-        Self::of(Field::numbers(name, shape), Values::F32(values))
+        Self::new(Field::numbers(name, shape), Values::F32(values))
     }
 
     /// Returns a column of bytes, for example of pictures. A batch has each byte divided by `divisor`, as `f32`.
     pub fn bytes(name: &str, shape: Vec<usize>, values: Vec<u8>, divisor: f32) -> Self {
         Self {
             divisor: Some(divisor),
-            ..Self::of(Field::numbers(name, shape), Values::U8(values))
+            ..Self::new(Field::numbers(name, shape), Values::U8(values))
         }
     }
 
     /// Returns a column of one id in each sample, below `categories`: a category, or a class to predict.
     pub fn category(name: &str, ids: Vec<u32>, categories: u64) -> Self {
-        Self::of(Field::category(name, categories), Values::U32(ids))
+        Self::new(Field::category(name, categories), Values::U32(ids))
     }
 
     /// Returns a target that is 0 or 1.
     pub fn binary(name: &str, values: Vec<f32>) -> Self {
-        Self::of(Field::binary(name), Values::F32(values))
+        Self::new(Field::binary(name), Values::F32(values))
     }
 
     /// Returns a column of values of any type. Batches have the values in the same type.
@@ -131,7 +131,7 @@ impl Column {
             values: values.value_type(),
             ..Field::numbers(name, shape)
         };
-        Self::of(field, values)
+        Self::new(field, values)
     }
 
     /// Says how the values of a target were changed.
@@ -166,11 +166,11 @@ impl Column {
         Self {
             offsets: Some(offsets),
             weights,
-            ..Self::of(field, ids)
+            ..Self::new(field, ids)
         }
     }
 
-    fn of(field: Field, values: Values) -> Self {
+    fn new(field: Field, values: Values) -> Self {
         Self {
             field,
             values,

@@ -140,7 +140,7 @@ impl Samples for Streamed {
             )));
         }
         if self.plan.as_ref().is_none_or(|plan| plan.order != order) {
-            self.plan = Some(Plan::of(order, &self.chunks, self.window));
+            self.plan = Some(Plan::new(order, &self.chunks, self.window));
         }
         let mut all: Option<(InMemory, Vec<u32>)> = None;
         let mut at = positions.start;
@@ -194,7 +194,7 @@ struct Planned {
 }
 
 impl Plan {
-    fn of(order: Order, chunks: &[Chunk], window: u64) -> Self {
+    fn new(order: Order, chunks: &[Chunk], window: u64) -> Self {
         let numbers = match order {
             Order::Stored => (0u32..).take(chunks.len()).collect(),
             Order::Shuffled { seed, epoch } => shuffle::chunks(seed, epoch, chunks.len()),

@@ -37,7 +37,7 @@ impl Sorted {
     /// # Errors
     /// [`InputError::Invalid`] if a class has less than two samples, or did not exist in training, or if there are more
     /// samples than can be numbered.
-    pub(crate) fn of(classes: &[(PathBuf, usize)], setup: &DataSetup) -> Result<Self, InputError> {
+    pub(crate) fn new(classes: &[(PathBuf, usize)], setup: &DataSetup) -> Result<Self, InputError> {
         let samples = classes.iter().map(|(_, count)| count).sum();
         countable(samples)?;
         let transforms = match setup.purpose {

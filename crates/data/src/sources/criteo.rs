@@ -110,7 +110,7 @@ fn parse(
     let mut labels = Vec::with_capacity(samples.len());
     let mut numbers = Vec::with_capacity(samples.len() * NUMBERS);
     let mut categories = Vec::with_capacity(samples.len() * CATEGORIES);
-    let hashers: Vec<Hasher> = (0..CATEGORIES as u64).map(Hasher::of).collect();
+    let hashers: Vec<Hasher> = (0..CATEGORIES as u64).map(Hasher::new).collect();
     for (sample, row) in text.select(samples)?.lines().enumerate() {
         let wrong = |problem: String| text.rows(&samples[sample..=sample]).place(0).wrong(problem);
         let (mut fields, mut found) = split(row);

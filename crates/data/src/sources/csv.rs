@@ -97,7 +97,7 @@ impl CsvFiles {
             if several && file.size() == 0 {
                 continue;
             }
-            let form = Form::of(&file, setup)?;
+            let form = Form::new(&file, setup)?;
             let header = read_header(&file, setup, labels, form)?;
             let files = all.get_or_insert_with(|| Self {
                 forms: Vec::new(),
@@ -132,7 +132,7 @@ impl CsvFiles {
 
     /// Adds the chunks of a file, of about so many bytes.
     fn cut(&mut self, file: DataFile, size: u64, form: Form) -> Result<(), InputError> {
-        let mut rows = FileRows::of(&file, form.delimiter);
+        let mut rows = FileRows::new(&file, form.delimiter);
         if form.header {
             rows.next()?;
         }
@@ -328,7 +328,7 @@ fn read_header(
     labels: LabelColumn,
     form: Form,
 ) -> Result<Header, InputError> {
-    let mut rows = FileRows::of(file, form.delimiter);
+    let mut rows = FileRows::new(file, form.delimiter);
     let Some((first, line)) = rows.next()? else {
         return Err(Place::line(file.path(), 1)
             .wrong("the file is empty; a line with the columns' names was expected".to_owned()));
@@ -389,7 +389,7 @@ const DELIMITERS: [u8; 4] = [b',', b'\t', b';', b'|'];
 
 impl Form {
     /// Returns the form that the job names. Without a delimiter there, it is the one that the first line has most often outside quotes.
-    fn of(file: &DataFile, setup: &DataSetup) -> Result<Self, InputError> {
+    fn new(file: &DataFile, setup: &DataSetup) -> Result<Self, InputError> {
         let settings = setup.settings;
         let delimiter = match settings.delimiter {
             Some(delimiter) => delimiter as u8,

@@ -57,14 +57,14 @@ impl Source for Images {
             // As in training, whatever these pictures have.
             Some(shape) => shape,
             None => {
-                let found = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
+                let found = Shape::new(pictures.clone(), size.map(|size| size as u32))?;
                 let channels = channels.map_or(found.channels, |channels| channels as usize);
                 Shape { channels, ..found }
             }
         };
         let files: Vec<PathBuf> = pictures.cloned().collect();
         let counts = classes.into_iter().map(|(folder, of)| (folder, of.len()));
-        let mut sorted = Sorted::of(&counts.collect::<Vec<_>>(), setup)?;
+        let mut sorted = Sorted::new(&counts.collect::<Vec<_>>(), setup)?;
         sorted.transforms.pictures = Some(shape);
         if setup.settings.stream {
             return stream(setup, files, shape, sorted);
@@ -203,7 +203,7 @@ fn is_hidden(path: &Path) -> bool {
 
 impl Shape {
     /// Returns the shape that pictures have, or get by `size`, without decoding them.
-    fn of<'a>(
+    fn new<'a>(
         pictures: impl Iterator<Item = &'a PathBuf>,
         size: Option<u32>,
     ) -> Result<Self, InputError> {

@@ -59,7 +59,7 @@ impl Source for LibSvm {
         let cut = |paths: &[PathBuf]| {
             let files = parts::open(setup, paths)?;
             let size = chunks::size(setup, &files);
-            let gaps = Gaps::of(setup.settings);
+            let gaps = Gaps::new(setup.settings);
             let skips = setup.settings.missing_label == MissingLabel::Skip && has_labels;
             let is_kept = gaps.clone();
             let unlabelled = Arc::new(AtomicU64::new(0));
@@ -109,7 +109,7 @@ impl Source for LibSvm {
             known: known.cloned(),
             width,
             sparse,
-            labels: Labels::of(setup.settings, true),
+            labels: Labels::new(setup.settings, true),
             lowest: None,
             highest: None,
         };

@@ -55,7 +55,7 @@ impl Source for Npy {
         }
         let counts = arrays.iter().map(|array| array.count);
         let classes: Vec<_> = paths.into_iter().zip(counts).collect();
-        let sorted = Sorted::of(&classes, setup)?;
+        let sorted = Sorted::new(&classes, setup)?;
         let mut elements = arrays[0].elements(0..arrays[0].count)?;
         for array in &arrays[1..] {
             elements.append(array.elements(0..array.count)?);
@@ -87,7 +87,7 @@ fn stream(setup: &DataSetup, arrays: Vec<Array>, size: u64) -> Result<Dataset, I
         transforms,
         training,
         evaluation,
-    } = Sorted::of(&classes, setup)?;
+    } = Sorted::new(&classes, setup)?;
     let chunk = |(number, samples): &(usize, Range<usize>)| Chunk {
         samples: samples.len() as u32,
         bytes: (samples.len() * arrays[*number].sample_bytes()) as u64,

@@ -369,7 +369,7 @@ fn read_group(
             table,
             column,
             name: names[column],
-            meaning: Meaning::of(described),
+            meaning: Meaning::new(described),
             nulls_below: described.max_def_level(),
             read: 0,
             count,

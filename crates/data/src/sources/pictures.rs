@@ -22,7 +22,7 @@ use crate::samples::{Order, Samples};
 /// [`InputError::Invalid`] if its samples are not pictures, or the settings do not fit them.
 pub(super) fn change(data: Dataset, settings: &job::Pictures) -> Result<Dataset, InputError> {
     let input = data.signature.input()?;
-    let shape = Shape::of(input, settings)?;
+    let shape = Shape::new(input, settings)?;
     let changed = |samples| -> Box<dyn Samples> {
         Box::new(Pictures {
             samples,
@@ -53,7 +53,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(input: &Field, settings: &job::Pictures) -> Result<Self, InputError> {
+    fn new(input: &Field, settings: &job::Pictures) -> Result<Self, InputError> {
         let invalid = |problem: String| {
             Err(InputError::Invalid(format!(
                 "`data.pictures` does not fit the data: {problem}"

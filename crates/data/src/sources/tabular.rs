@@ -75,7 +75,7 @@ pub(crate) fn open<C: Chunks<Parsed = Table>>(
         evaluation: test.transpose()?,
         place: train.first().map_or(place, PathBuf::as_path),
     };
-    let opened = files.open(setup, HeldOut::Random, Columns::of(setup));
+    let opened = files.open(setup, HeldOut::Random, Columns::new(setup));
     opened.map_err(|error| match setup.purpose {
         Purpose::Training => with_all_lines(error, setup, |_, labels| {
             cut(&files::matching(place)?, labels)
@@ -105,9 +105,9 @@ pub(crate) fn open_rows<C: Chunks<Parsed = Table>>(
     match setup.purpose {
         Purpose::Prediction(fitted) => files.open_all(setup, unlabelled(fitted.clone()), fitted),
         Purpose::EvaluationOfAll(fitted) => files.open_all(setup, labelled(fitted.clone()), fitted),
-        Purpose::Evaluation(_) => files.open(setup, HeldOut::Random, Columns::of(setup)),
+        Purpose::Evaluation(_) => files.open(setup, HeldOut::Random, Columns::new(setup)),
         Purpose::Training => {
-            let opened = files.open(setup, HeldOut::Random, Columns::of(setup));
+            let opened = files.open(setup, HeldOut::Random, Columns::new(setup));
             opened.map_err(|error| with_all_lines(error, setup, cut))
         }
     }
@@ -166,10 +166,10 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(setup: &DataSetup) -> Self {
+    fn new(setup: &DataSetup) -> Self {
         Self {
             known: setup.purpose.fitted().cloned(),
-            labels: Labels::of(setup.settings, false),
+            labels: Labels::new(setup.settings, false),
             fitting: Fitting::default(),
         }
     }

@@ -146,7 +146,7 @@ fn measure(model: &Measured, time: Duration) -> Result<f64, ReplicaError> {
         inputs: vec![Field::numbers("input", model.shape.to_vec())],
         targets: vec![Field::category("label", CLASSES as u64)],
     };
-    let objective = Objective::of(&job::Objective::default(), &data)?;
+    let objective = Objective::new(&job::Objective::default(), &data)?;
     let setup = Setup {
         settings: &settings,
         data: &data,
@@ -162,7 +162,7 @@ fn measure(model: &Measured, time: Duration) -> Result<f64, ReplicaError> {
     let inputs = Tensor::randn(0f32, 1.0, shape, &Device::Cpu)?;
     let labels = (0u32..).take(model.batch).map(|i| i % CLASSES as u32);
     let labels = Tensor::from_iter(labels, &Device::Cpu)?;
-    let batch = Batch::of(model.batch).with_input("input", inputs);
+    let batch = Batch::new(model.batch).with_input("input", inputs);
     let batch = batch.with_target("label", labels);
     let mut optimizer = SGD::new(variables.trained(), 1e-3)?;
     let mut step = |number: u64| -> candle_core::Result<()> {

@@ -126,7 +126,7 @@ impl Values {
             path: checkpoint.clone().into(),
             reason: error.to_string(),
         })?;
-        let rule = |saved| VariableRule::of(&job, &VariableSpec::from(saved), 1);
+        let rule = |saved| VariableRule::new(&job, &VariableSpec::from(saved), 1);
         let rules: Vec<VariableRule> = manifest.variables.iter().map(rule).collect();
         match rules.iter().any(VariableRule::has_averages) {
             true => Ok(Self::Averages(rules)),

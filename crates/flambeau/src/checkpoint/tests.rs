@@ -75,7 +75,7 @@ async fn save(store: &Store, number: u64) {
     for (name, blocks) in files {
         let content = encode(&blocks);
         let ids: Vec<BlockId> = blocks.iter().map(|block| block.id).collect();
-        entries.push(FileEntry::of(name, &content, ids));
+        entries.push(FileEntry::new(name, &content, ids));
         store.write_file(number, name, content).await.unwrap();
     }
     let variable = |name: &str, shape: &[u64]| SavedVariable {

@@ -98,7 +98,7 @@ impl<'a> Callbacks<'a> {
     pub(super) fn new(callbacks: &'a mut [Box<dyn Callback>], run_dir: &Path) -> Self {
         Self {
             callbacks,
-            records: Tail::of(run_dir),
+            records: Tail::new(run_dir),
             control: Control::default(),
             panic: None,
         }

@@ -14,7 +14,7 @@ impl Batch {
     /// # Errors
     /// candle's.
     pub fn of_samples(samples: InMemory, device: &Device) -> Result<Self> {
-        let mut batch = Self::of(samples.len());
+        let mut batch = Self::new(samples.len());
         let (inputs, targets, weights) = samples.into_columns();
         for column in inputs {
             let name = column.field().name.clone();

@@ -55,7 +55,7 @@ impl Ragged {
 
 impl Batch {
     /// Returns a batch of this number of samples without inputs and targets.
-    pub fn of(samples: usize) -> Self {
+    pub fn new(samples: usize) -> Self {
         Self {
             samples,
             ..Self::default()

@@ -17,7 +17,7 @@ pub struct Cnn {
 
 impl Model for Cnn {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
+        Options::new(setup, &[])?;
         let shape = setup.sample_shape()?;
         let &[mut channels, mut height, mut width] = shape else {
             bail!(

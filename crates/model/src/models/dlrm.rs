@@ -23,8 +23,8 @@ pub struct Dlrm {
 
 impl Model for Dlrm {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
-        let inputs = Inputs::of(setup, &vars)?;
+        Options::new(setup, &[])?;
+        let inputs = Inputs::new(setup, &vars)?;
         if setup.outputs() != 1 || inputs.width == 0 {
             bail!(
                 "it takes numbers and ids and predicts a number or a binary target; the data has {} numbers, the target {} outputs",

@@ -44,8 +44,8 @@ impl Model for FactorizationMachine {
             mean: 0.0,
             stdev: SPREAD,
         };
-        Options::of(setup, &[])?;
-        let inputs = Inputs::of(setup, &vars)?;
+        Options::new(setup, &[])?;
+        let inputs = Inputs::new(setup, &vars)?;
         let numbers = |width| {
             let vars = vars.pp("numbers");
             Ok(Numbers {

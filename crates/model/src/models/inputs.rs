@@ -31,7 +31,7 @@ struct Ids {
 
 impl Inputs {
     /// Returns all inputs of the data.
-    pub(super) fn of(setup: &Setup, vars: &VarBuilder) -> Result<Self> {
+    pub(super) fn new(setup: &Setup, vars: &VarBuilder) -> Result<Self> {
         match setup.data.inputs.is_empty() {
             true => bail!("the data has no input"),
             false => Self::some_of(setup, vars, |_| true),

@@ -18,8 +18,8 @@ pub struct Logistic {
 
 impl Model for Logistic {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
-        let inputs = Inputs::of(setup, &vars)?;
+        Options::new(setup, &[])?;
+        let inputs = Inputs::new(setup, &vars)?;
         let outputs = setup.outputs();
         let vectors = inputs.vectors_of(setup, "embedding", outputs, ZERO, &vars)?;
         let vars = vars.pp("output");

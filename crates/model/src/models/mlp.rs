@@ -18,11 +18,11 @@ pub struct Mlp {
 
 impl Model for Mlp {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
+        Options::new(setup, &[])?;
         let hidden = &setup.settings.hidden;
         let block = |block| setup.block(block, hidden.len() + 1, &vars);
         let first = block(0)?;
-        let inputs = Inputs::of(setup, &first)?;
+        let inputs = Inputs::new(setup, &first)?;
         let size = setup.settings.embedding;
         let init = Init::Randn {
             mean: 0.0,

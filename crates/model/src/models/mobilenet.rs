@@ -32,7 +32,7 @@ const STAGES: [(usize, usize, usize, usize); 7] = [
 
 impl Model for MobileNetV2 {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
+        Options::new(setup, &[])?;
         let relu = Activation::Relu6;
         let colours = channels(setup)?;
         let small = is_small(setup)?;

@@ -8,7 +8,7 @@ pub(super) struct Options<'a>(&'a Table);
 
 impl<'a> Options<'a> {
     /// Refuses settings with other names than these.
-    pub(super) fn of(setup: &Setup<'a>, names: &[&str]) -> Result<Self> {
+    pub(super) fn new(setup: &Setup<'a>, names: &[&str]) -> Result<Self> {
         let options = &setup.settings.options;
         match options.keys().find(|key| !names.contains(&key.as_str())) {
             Some(key) if names.is_empty() => {

@@ -32,7 +32,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(layers: usize) -> Result<Self> {
+    fn new(layers: usize) -> Result<Self> {
         let plan = |channels, blocks, bottleneck| Self {
             channels,
             blocks,
@@ -56,8 +56,8 @@ impl Plan {
 
 impl<const LAYERS: usize> Model for ResNet<LAYERS> {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
-        let plan = Plan::of(LAYERS)?;
+        Options::new(setup, &[])?;
+        let plan = Plan::new(LAYERS)?;
         let colours = channels(setup)?;
         let whole = !plan.is_for_small() && !is_small(setup)?;
         let (kernel, stride) = if whole { (7, 2) } else { (3, 1) };

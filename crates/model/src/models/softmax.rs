@@ -10,7 +10,7 @@ pub struct Softmax(Dense);
 
 impl Model for Softmax {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
+        Options::new(setup, &[])?;
         let features = setup.features()?;
         Ok(Self(Dense::new(features, &[], setup.outputs(), &vars)?))
     }

@@ -40,7 +40,7 @@ enum Input {
 
 impl Model for Transformer {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        let options = Options::of(
+        let options = Options::new(
             setup,
             &["size", "heads", "layers", "feed_forward", "dropout"],
         )?;

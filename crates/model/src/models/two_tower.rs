@@ -70,7 +70,7 @@ impl Model for TwoTower {
         if setup.objective.loss != Loss::Model {
             bail!("two-tower has a loss of its own; set `objective.loss` to \"model\"");
         }
-        let options = Options::of(setup, &["item", "temperature", "recall"])?;
+        let options = Options::new(setup, &["item", "temperature", "recall"])?;
         let item = options.names("item")?;
         if let Some(name) = item
             .iter()

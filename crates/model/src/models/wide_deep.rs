@@ -39,7 +39,7 @@ impl WideDeep {
 
 impl Model for WideDeep {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        Options::of(setup, &[])?;
+        Options::new(setup, &[])?;
         let wide = Wide::new(setup, &vars)?;
         let size = setup.settings.embedding;
         let features = wide.inputs.width + wide.inputs.vector_count() * size;
@@ -70,7 +70,7 @@ impl Wide {
                 setup.outputs()
             );
         }
-        let inputs = Inputs::of(setup, vars)?;
+        let inputs = Inputs::new(setup, vars)?;
         let width = inputs.width;
         let line = || Linear::new(width, 1, vars.pp("numbers"));
         Ok(Self {

@@ -89,7 +89,7 @@ pub struct Limits {
 
 impl Limits {
     /// Returns the limits of a port that has `total` places.
-    pub fn of(total: usize, per_address: Option<usize>) -> Self {
+    pub fn new(total: usize, per_address: Option<usize>) -> Self {
         let total = total.max(2);
         Self {
             total,

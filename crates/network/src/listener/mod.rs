@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
 
         let client = StdUnix::connect(&path).unwrap();
-        let connections = Connections::new(Port::Data, Limits::of(8, None));
+        let connections = Connections::new(Port::Data, Limits::new(8, None));
         let accepted = listener.accept(&connections).await.unwrap();
         assert!(matches!(accepted, Connection::Unix(..)));
         drop((client, listener));

@@ -96,7 +96,7 @@ impl Material {
     ///
     /// # Errors
     /// If files are missing, or have invalid contents.
-    pub(super) fn of(contents: &Contents, files: &SecurityFiles) -> Result<Self, SecurityError> {
+    pub(super) fn new(contents: &Contents, files: &SecurityFiles) -> Result<Self, SecurityError> {
         let tokens = match (&files.token, &contents.token) {
             (Some(path), Some(text)) => tokens(path, text)?,
             _ => Vec::new(),

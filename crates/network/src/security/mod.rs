@@ -86,7 +86,7 @@ impl Security {
         let contents = Contents::read(files)?;
         Ok(Self(Arc::new(Shared {
             files: files.clone(),
-            material: RwLock::new(Arc::new(Material::of(&contents, files)?)),
+            material: RwLock::new(Arc::new(Material::new(&contents, files)?)),
             known: Mutex::new(Known::using(&contents)),
         })))
     }

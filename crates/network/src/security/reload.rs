@@ -122,7 +122,7 @@ impl Security {
                 material.check_instead_of(&old, files)?;
                 Ok(material)
             };
-            let material = contents.and_then(|contents| Material::of(&contents, files));
+            let material = contents.and_then(|contents| Material::new(&contents, files));
             match material.and_then(usable) {
                 Ok(material) => {
                     known.use_now(found);

@@ -41,7 +41,7 @@ const BYTES: usize = 2 * (COUNTERS_BYTES + RING_BYTES);
 pub(super) fn create() -> io::Result<(Writer, Reader, File)> {
     let file = file::create(BYTES as u64)?;
     let [first, second] = rings(file.try_clone()?)?;
-    Ok((Writer::of(first), Reader::of(second), file))
+    Ok((Writer::new(first), Reader::new(second), file))
 }
 
 /// Opens memory that the other side has created.
@@ -51,7 +51,7 @@ pub(super) fn create() -> io::Result<(Writer, Reader, File)> {
 pub(super) fn open(file: File) -> io::Result<(Writer, Reader)> {
     file::check(&file, BYTES as u64)?;
     let [first, second] = rings(file)?;
-    Ok((Writer::of(second), Reader::of(first)))
+    Ok((Writer::new(second), Reader::new(first)))
 }
 
 fn rings(file: File) -> io::Result<[Ring; 2]> {
@@ -117,7 +117,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    fn of(ring: Ring) -> Self {
+    fn new(ring: Ring) -> Self {
         let written = 0;
         Self { ring, written }
     }
@@ -168,7 +168,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    fn of(ring: Ring) -> Self {
+    fn new(ring: Ring) -> Self {
         let read = 0;
         Self { ring, read }
     }

@@ -61,15 +61,15 @@ impl SocketFileStream {
                 State::Socket(Vec::new())
             }
         };
-        Ok(Self::of(socket, state))
+        Ok(Self::new(socket, state))
     }
 
     /// Returns the connection of a socket that a listener has accepted.
     pub fn accepted(socket: UnixStream) -> Self {
-        Self::of(socket, State::Accepted)
+        Self::new(socket, State::Accepted)
     }
 
-    fn of(socket: UnixStream, state: State) -> Self {
+    fn new(socket: UnixStream, state: State) -> Self {
         Self {
             socket,
             state,

@@ -104,8 +104,8 @@ impl Kind {
             false => gradient.clone(),
         };
         let dilated = dilated(&dilated(&first, 2, config.stride)?, 3, config.stride)?;
-        let above = Around::of(config, height, rows, dilated.dim(2)?);
-        let left = Around::of(config, width, columns, dilated.dim(3)?);
+        let above = Around::new(config, height, rows, dilated.dim(2)?);
+        let left = Around::new(config, width, columns, dilated.dim(3)?);
         let padded = padded(&padded(&dilated, 2, above)?, 3, left)?;
         let plain = Conv2dConfig {
             padding: 0,
@@ -302,7 +302,7 @@ fn windows_of(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result
     let reach = [rows, columns].map(|kernel| dilation * (kernel - 1) + 1);
     let count = |size: usize, reach: usize| (size + 2 * padding - reach) / stride + 1;
     let counts = [count(height, reach[0]), count(width, reach[1])];
-    Windows::of(inputs, counts, reach, (stride, padding, 0.0))
+    Windows::new(inputs, counts, reach, (stride, padding, 0.0))
 }
 
 /// The zeros before and after an axis; a negative number of zeros cuts elements off.
@@ -314,7 +314,7 @@ struct Around {
 
 impl Around {
     /// Returns the zeros around a gradient with zeros between of this length, for inputs of `size` pixels.
-    fn of(config: &Conv2dConfig, size: usize, kernel: usize, dilated: usize) -> Self {
+    fn new(config: &Conv2dConfig, size: usize, kernel: usize, dilated: usize) -> Self {
         let reach = config.dilation * (kernel - 1);
         let before = reach as isize - config.padding as isize;
         Self {

@@ -48,7 +48,7 @@ pub(crate) async fn load(
         let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
     };
-    let tables = Arc::new(TableStorage::of(&map, rows));
+    let tables = Arc::new(TableStorage::new(&map, rows));
     let mut blocks = BTreeMap::new();
     let mut reading = NewestFirst::default();
     let damaged =
@@ -73,7 +73,7 @@ pub(crate) async fn load(
     let ended = reading.finish(manifest);
     let place = from.checkpoint_location(manifest.number);
     ended.map_err(|why| CheckpointError::damaged(&place, why))?;
-    let rules = Rules::of(&map, job);
+    let rules = Rules::new(&map, job);
     let map = Arc::unwrap_or_clone(map);
     Ok(Store::of_blocks(
         shard,

@@ -164,7 +164,7 @@ mod tests {
     }
 
     fn momentum() -> VariableRule {
-        VariableRule::of(&job(), &VariableSpec::default(), 1)
+        VariableRule::new(&job(), &VariableSpec::default(), 1)
     }
 
     fn store() -> Store {

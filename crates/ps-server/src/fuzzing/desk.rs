@@ -220,7 +220,7 @@ impl Desk {
         }
         let job = self.shard.job.clone();
         self.go_to(|map| {
-            let rules = Rules::of(&map, &job);
+            let rules = Rules::new(&map, &job);
             let restored = |block: SavedBlock| {
                 let id = block.id;
                 let table = map.table(id).expect("a block of the map");

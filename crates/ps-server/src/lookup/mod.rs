@@ -119,7 +119,7 @@ impl LookupThread {
             newcomers: most,
             per_address: usize::MAX,
         };
-        let lookups = Lookups::new(served, Pace::of(settings.lookup_share));
+        let lookups = Lookups::new(served, Pace::new(settings.lookup_share));
         let thread = std::thread::Builder::new()
             .name("lookups".to_owned())
             .spawn(move || {

@@ -17,7 +17,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// Returns a limit of this share of one processor's time, from the calling thread's first turn on.
-    pub(crate) fn of(share: f64) -> Self {
+    pub(crate) fn new(share: f64) -> Self {
         Self {
             share,
             since: Mutex::new((Instant::now(), Duration::ZERO)),
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_thread_gets_its_share_and_little_of_what_it_has_not_used() {
-        let pace = Pace::of(0.25);
+        let pace = Pace::new(0.25);
         let began = pace.since.lock().0;
         let (mut now, mut used) = (began, Duration::ZERO);
         // It asks for all that it can get.

@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_small_gradient_does_not_hold_its_message() {
         let message = payload::to_bytes(&vec![1.0; 1 << 16]);
-        let part = Elements::of(message.slice(..8), Dtype::F32);
+        let part = Elements::new(message.slice(..8), Dtype::F32);
         let owned = own(part.into());
         assert_eq!(owned.bytes(), 8);
         assert!(message.is_unique());

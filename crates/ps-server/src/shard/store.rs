@@ -39,8 +39,8 @@ pub(crate) struct Rules(Arc<[VariableRule]>);
 
 impl Rules {
     /// Returns the rules of a map's variables and tables in a job.
-    pub(crate) fn of(map: &ShardMap, job: &Job) -> Self {
-        let rule = |v: &PlacedVariable| VariableRule::of(job, &v.spec, map.total_updates);
+    pub(crate) fn new(map: &ShardMap, job: &Job) -> Self {
+        let rule = |v: &PlacedVariable| VariableRule::new(job, &v.spec, map.total_updates);
         let of_table =
             |table: &PlacedTable| VariableRule::of_table(job, &table.spec, map.total_updates);
         let variables = map.variables.iter().map(rule);
@@ -62,7 +62,7 @@ pub(crate) struct TableStorage {
 
 impl TableStorage {
     /// Makes a file for each table of a map, if there is a limit on memory.
-    pub(crate) fn of(map: &ShardMap, rows: &RowStorage) -> Self {
+    pub(crate) fn new(map: &ShardMap, rows: &RowStorage) -> Self {
         let tables = map.tables.iter().enumerate();
         let file = |(table, placed): (usize, &PlacedTable)| {
             let disk = rows.disk.as_ref()?;
@@ -155,8 +155,8 @@ impl Blocks {
 impl Store {
     /// Returns a shard without values, which the initialiser sends later.
     pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job, rows: &RowStorage) -> Self {
-        let rules = Rules::of(&map, job);
-        let tables = TableStorage::of(&map, rows);
+        let rules = Rules::new(&map, job);
+        let tables = TableStorage::new(&map, rows);
         let block = |id: BlockId| match map.table(id) {
             Ok(Some(spec)) => (id, Block::of_table(spec, id.index, tables.of_block(id))),
             _ => (id, Block::empty()),

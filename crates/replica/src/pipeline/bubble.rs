@@ -22,7 +22,7 @@ pub(crate) struct Spent {
 
 impl Spent {
     /// Returns the total busy time of the devices, and the time from their first beginning to their last end.
-    pub(super) fn of(done: &[Done]) -> Self {
+    pub(super) fn new(done: &[Done]) -> Self {
         let begun = done.iter().filter_map(|lane| lane.begun).min();
         let ended = done.iter().filter_map(|lane| lane.ended).max();
         let span = match (begun, ended) {
@@ -36,7 +36,7 @@ impl Spent {
 
 impl Bubble {
     /// Returns the bubble of so many devices.
-    pub(super) fn of(spent: Spent, devices: usize, ideal: f64) -> Self {
+    pub(super) fn new(spent: Spent, devices: usize, ideal: f64) -> Self {
         let Spent { busy, span } = spent;
         let measured = match span > 0.0 {
             true => 1.0 - busy / (span * devices as f64),

@@ -302,7 +302,7 @@ impl Pipeline {
         let mut passed = Passed {
             loss: 0.0,
             gradients: GradStore::default(),
-            spent: Spent::of(&done),
+            spent: Spent::new(&done),
             ideal_bubble,
         };
         // Lanes have consecutive stages.
@@ -317,7 +317,7 @@ impl Pipeline {
 
     /// Shows a step's bubble in the metrics, and returns it. `spent` is the time of all devices that hold the model.
     pub(super) fn show(&self, spent: Spent, ideal_bubble: f64) -> Bubble {
-        let bubble = Bubble::of(spent, self.places.all_devices(), ideal_bubble);
+        let bubble = Bubble::new(spent, self.places.all_devices(), ideal_bubble);
         self.gauges.show(bubble);
         bubble
     }

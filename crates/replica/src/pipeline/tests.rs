@@ -85,7 +85,7 @@ fn bubble(devices: usize, schedule: &str, micro_batches: usize) -> Bubble {
     let job = Job::from_toml(&job).unwrap();
     let registry = Registry::builtin().model::<Sleepy>("sleepy");
     let mut data = registry.open(&job.data, 1, Purpose::Training).unwrap();
-    let objective = Objective::of(&job.objective, &data.signature).unwrap();
+    let objective = Objective::new(&job.objective, &data.signature).unwrap();
     let devices = vec![Device::Cpu; devices];
     let build = |stages| {
         let place = Place::in_stages(&Device::Cpu, stages);

@@ -124,7 +124,7 @@ mod tests {
         });
         let (variables, large) = built.unwrap();
         let inputs = Tensor::zeros((7, 500), DType::F32, &device).unwrap();
-        let batch = Batch::of(7).with_input("image", inputs);
+        let batch = Batch::new(7).with_input("image", inputs);
         let result = (large.broadcast_as((4, 300, 300)).unwrap() * 2.0).unwrap();
         let loss = result.flatten_all().unwrap();
         let explain = |text: &str| {

@@ -266,7 +266,7 @@ impl Thread {
 
     fn groups(&mut self) -> Arc<UpdateGroups> {
         let groups = &mut self.on_device.groups;
-        let new = || Arc::new(UpdateGroups::of(&self.job, &self.variables));
+        let new = || Arc::new(UpdateGroups::new(&self.job, &self.variables));
         Arc::clone(groups.get_or_insert_with(new))
     }
 }

@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn payload(ids: &[u64], values: usize) -> wire::Payload {
-        let values = Elements::of(to_bytes(&vec![1.5; values]), Dtype::F32);
+        let values = Elements::new(to_bytes(&vec![1.5; values]), Dtype::F32);
         Rows::payload(ids, values, 2)
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Layout {
 pub(super) const ID: usize = 2;
 
 impl Layout {
-    pub(super) fn of(spec: &TableSpec) -> Self {
+    pub(super) fn new(spec: &TableSpec) -> Self {
         let dimension = spec.dimension as usize;
         Self {
             dimension,

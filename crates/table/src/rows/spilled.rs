@@ -57,7 +57,7 @@ enum Found {
 impl Spilled {
     pub(super) fn new(file: Arc<RowFile>) -> Self {
         Self {
-            memory: MemoryUse::of(&file),
+            memory: MemoryUse::new(&file),
             file,
             count: 0,
             known: HashMap::new(),
@@ -184,7 +184,7 @@ impl Rows {
         if !changed {
             self.chunks.set_unchanged(to);
         }
-        self.index.replace(Key::of(id, self.buckets), place, to);
+        self.index.replace(Key::new(id, self.buckets), place, to);
         Ok(to)
     }
 
@@ -208,7 +208,7 @@ impl Rows {
         let found = match is_row(guess) {
             true => Some(guess),
             // The keys of two ids are equal.
-            false => self.index.find(Key::of(id, self.buckets), is_row),
+            false => self.index.find(Key::new(id, self.buckets), is_row),
         };
         match (failure, found) {
             (Some(error), _) => Err(error),
@@ -311,7 +311,7 @@ impl Rows {
         }
         let changed = self.chunks.has_changed(place) && !planted!(SpilledAsUnchanged);
         let to = Place::on_disk(record, changed);
-        let key = Key::of(id_of(words), self.buckets);
+        let key = Key::new(id_of(words), self.buckets);
         self.index.replace(key, place, to);
         self.chunks.remove(place);
     }

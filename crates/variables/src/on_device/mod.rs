@@ -40,7 +40,7 @@ struct Group {
 
 impl UpdateGroups {
     /// Returns the groups of a job's variables.
-    pub fn of(job: &Job, variables: &Variables) -> Self {
+    pub fn new(job: &Job, variables: &Variables) -> Self {
         Self::of_size(job, variables, ELEMENTS)
     }
 
@@ -51,7 +51,7 @@ impl UpdateGroups {
             if !spec.kind.takes_updates() {
                 continue;
             }
-            let rule = VariableRule::of(job, spec, 0);
+            let rule = VariableRule::new(job, spec, 0);
             let fits = |(other, joined): &(VariableRule, Group)| {
                 rule.is_like(other) && joined.elements() < most
             };

@@ -126,10 +126,10 @@ mod tests {
                 Ok((vars.get_with_hints((3, 3), "a", init)?, average))
             });
             let (variables, (weight, _)) = built.unwrap();
-            let groups = UpdateGroups::of(&job, &variables);
+            let groups = UpdateGroups::new(&job, &variables);
             let rules = variables.0.iter();
             let rules: Vec<_> = rules
-                .map(|(spec, _)| VariableRule::of(&job, spec, 9))
+                .map(|(spec, _)| VariableRule::new(&job, spec, 9))
                 .collect();
             let zeros = [0.0; 27];
             let of = |number: usize| {

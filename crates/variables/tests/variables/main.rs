@@ -219,7 +219,7 @@ fn values_are_overwritten_where_the_model_sees_them() {
     let mut message = vec![0];
     message.extend_from_slice(&payload::to_bytes(&[7.0, 8.0, 9.0]));
     let values = bytes::Bytes::from(message).slice(1..);
-    let values = Elements::of(values, Dtype::F32);
+    let values = Elements::new(values, Dtype::F32);
     variables.write(0, 2, &values).unwrap();
     assert_eq!(
         tensors[0].to_vec2::<f32>().unwrap(),
@@ -311,7 +311,7 @@ fn frozen_running_statistics_normalise_in_training_too() {
         })
         .unwrap();
         // Values that come after the layer was made, as those of a file do.
-        let mean = Elements::of(payload::to_bytes(&[1.0, 2.0]), Dtype::F32);
+        let mean = Elements::new(payload::to_bytes(&[1.0, 2.0]), Dtype::F32);
         variables.write(1, 0, &mean).unwrap();
         let inputs = Tensor::new(&[[1f32, 0.0], [3.0, 4.0]], &Device::Cpu).unwrap();
         let [evaluated, trained] = [false, true].map(|training| {

@@ -121,7 +121,7 @@ fn check(job: &Job, optimizer: &str, most: usize) {
 fn a_state_that_is_taken_replaces_the_slots_on_the_device() {
     let job = job(OPTIMIZERS[6]);
     let (mut whole, mut taking) = (built(&job), built(&job));
-    let groups = Arc::new(UpdateGroups::of(&job, &whole.0));
+    let groups = Arc::new(UpdateGroups::new(&job, &whole.0));
     for step in 0..3 {
         update_on_device(&mut whole, &groups, step);
         update_on_device(&mut taking, &groups, step + 10);
@@ -144,7 +144,7 @@ fn slots_that_are_shared_out_stay_on_the_host() {
     let job = Job::from_toml(job).unwrap();
     let (variables, _) = build(5, a_and_b);
     let mut optimizer = LocalOptimizer::new(&job, &variables, 100).unwrap();
-    let groups = Arc::new(UpdateGroups::of(&job, &variables));
+    let groups = Arc::new(UpdateGroups::new(&job, &variables));
     let gradients = gradients(&variables, 0);
     let gradients = DeviceGradients::from_host(&groups, &variables, &gradients).unwrap();
     let refused = optimizer.update_on_device(&variables, &groups, gradients);
@@ -158,7 +158,7 @@ fn a_rate_of_zero_changes_nothing() {
     // A single variable is a vector of its own.
     let (variables, _) = build(5, |vars| Ok(vec![vars.get(4, "a")?]));
     let mut optimizer = LocalOptimizer::new(&job, &variables, 100).unwrap();
-    let groups = Arc::new(UpdateGroups::of(&job, &variables));
+    let groups = Arc::new(UpdateGroups::new(&job, &variables));
     let mut states = Vec::new();
     for step in 0..4 {
         let gradients = gradients(&variables, step);

@@ -52,7 +52,7 @@ pub fn train(
     save_to: Option<&Path>,
 ) -> Result<Outcome, ReplicaError> {
     let mut data = registry.open(&job.data, job.seed, Purpose::Training)?;
-    let objective = Objective::of(&job.objective, &data.signature)?;
+    let objective = Objective::new(&job.objective, &data.signature)?;
     let built = build(
         job,
         registry,
@@ -281,7 +281,7 @@ impl Loaded {
         let mut job = job.clone();
         // All values come from a file of weights.
         job.model.init_from = None;
-        let objective = Objective::of(&job.objective, &data.signature)?;
+        let objective = Objective::new(&job.objective, &data.signature)?;
         let place = Place::on(device);
         let built = build(&job, registry, &place, &data.signature, &objective)?;
         Ok(Self {

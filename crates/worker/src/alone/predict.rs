@@ -120,7 +120,7 @@ pub fn predict(
     let mut loaded = Loaded::open(trained, registry, device, purpose)?;
     let transforms = loaded.data.transforms.as_ref();
     let labels = transforms.map_or_else(BTreeMap::new, |fitted| labels(&fitted.target));
-    let form = Form::of(&loaded.objective);
+    let form = Form::new(&loaded.objective);
     let count = loaded.data.evaluation.count();
     let mut rows = Vec::new();
     for start in (0..count).step_by(EVALUATION_BATCH as usize) {
@@ -201,7 +201,7 @@ fn outputs_of(
     job: &Job,
     device: &Device,
 ) -> Result<Vec<Vec<f32>>, ReplicaError> {
-    let form = Form::of(&loaded.objective);
+    let form = Form::new(&loaded.objective);
     let count = loaded.data.evaluation.count();
     let mut rows = Vec::new();
     for start in (0..count).step_by(EVALUATION_BATCH as usize) {
@@ -276,7 +276,7 @@ impl Scorer {
     /// The data's or the model's, or if rows cannot be read.
     pub fn scores(&mut self, samples: Range<u64>) -> Result<Vec<f32>, ReplicaError> {
         let outputs = self.loaded.outputs(samples, &self.device)?;
-        let outputs = match Form::of(&self.loaded.objective) {
+        let outputs = match Form::new(&self.loaded.objective) {
             Form::Binary => candle_nn::ops::sigmoid(&outputs)?,
             Form::Classes | Form::Numbers => outputs,
         };
@@ -293,7 +293,7 @@ enum Form {
 }
 
 impl Form {
-    fn of(objective: &Objective) -> Self {
+    fn new(objective: &Objective) -> Self {
         match objective.loss {
             Loss::CrossEntropy { .. } if objective.outputs > 0 => Self::Classes,
             Loss::BinaryCrossEntropy => Self::Binary,

@@ -13,7 +13,7 @@ pub(super) struct Averaged {
 }
 
 impl Averaged {
-    pub(super) fn of(variables: &Variables) -> Self {
+    pub(super) fn new(variables: &Variables) -> Self {
         Self {
             variables: variables.select(|spec| spec.kind == VariableKind::Averaged),
             before: Vec::new(),

@@ -128,7 +128,7 @@ impl<M> Distributed<M> {
             .as_ref()
             .map_or(0, |hosts| hosts.before());
         // A panic in the step drops this guard too.
-        let leaving = LeaveUnlessDone::of(&self.strategy);
+        let leaving = LeaveUnlessDone::new(&self.strategy);
         let mut states = (before..).zip(self.replicas.iter_mut());
         let outcomes: Vec<_> = match count {
             1 => states
@@ -241,7 +241,7 @@ impl<M> Distributed<M> {
 pub(super) struct LeaveUnlessDone(Option<Strategy>);
 
 impl LeaveUnlessDone {
-    pub(super) fn of(strategy: &Strategy) -> Self {
+    pub(super) fn new(strategy: &Strategy) -> Self {
         Self(Some(strategy.clone()))
     }
 

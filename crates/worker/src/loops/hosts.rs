@@ -224,7 +224,7 @@ impl HostGroup {
             exchange: exchange.clone(),
             security: security.clone(),
         };
-        let places = Connections::new(Port::Data, Limits::of(MOST_LINKS, None));
+        let places = Connections::new(Port::Data, Limits::new(MOST_LINKS, None));
         task::spawn(take_links(service, listener, places, stop.clone()));
         let peer = |(index, address): (usize, &String)| Peer {
             task: hosts.identity(index).task,
@@ -233,7 +233,7 @@ impl HostGroup {
         let peers: Vec<Peer> = hosts.addresses.iter().enumerate().map(peer).collect();
         let count = peers.len();
         let network = Arc::new(SystemNetwork::new(security));
-        let links = StreamLinks::of(&exchange, network, RING, hosts.index, peers, hosts.patience);
+        let links = StreamLinks::new(&exchange, network, RING, hosts.index, peers, hosts.patience);
         let index = hosts.index;
         let lost = |error: CollectiveError| explained(error, &hosts.addresses);
         let links = links.map_err(|error| lost(error.into()))?;

@@ -215,7 +215,7 @@ impl Strategy {
         seed: u64,
         build: impl Fn(VarBuilder) -> candle_core::Result<M>,
     ) -> Result<Distributed<M>, LoopError> {
-        let leaving = LeaveUnlessDone::of(self);
+        let leaving = LeaveUnlessDone::new(self);
         let mut replicas = Vec::new();
         let places = Meeting::among(self.devices.len(), self.hosts.as_ref());
         for (meeting, device) in places.into_iter().zip(&self.devices) {
@@ -224,7 +224,7 @@ impl Strategy {
             let (variables, model) = built?;
             replicas.push(State {
                 model,
-                averaged: Averaged::of(&variables),
+                averaged: Averaged::new(&variables),
                 variables,
                 device: device.clone(),
                 optimizing: Vec::new(),

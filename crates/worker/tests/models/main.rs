@@ -44,12 +44,12 @@ struct Pictures {
 }
 
 impl Pictures {
-    fn of(sample_shape: &[usize], classes: u64) -> Self {
+    fn new(sample_shape: &[usize], classes: u64) -> Self {
         let data = Signature {
             inputs: vec![Field::numbers("image", sample_shape.to_vec())],
             targets: vec![Field::category("label", classes)],
         };
-        let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+        let objective = Objective::new(&job::Objective::default(), &data).unwrap();
         Self {
             data,
             objective,
@@ -77,7 +77,7 @@ impl Pictures {
 
 fn batch(inputs: Tensor, targets: Tensor) -> Batch {
     let samples = inputs.dims()[0];
-    let batch = Batch::of(samples).with_input("image", inputs);
+    let batch = Batch::new(samples).with_input("image", inputs);
     batch.with_target("label", targets)
 }
 
@@ -152,7 +152,7 @@ fn check_on_pictures(
         Tensor::new(&[0u32, 1, 2, 1], &Device::Cpu).unwrap(),
     );
     let settings = settings(&[5, 4], &[2, 3]);
-    let pictures = Pictures::of(sample_shape, 3);
+    let pictures = Pictures::new(sample_shape, 3);
     check_by_finite_differences(name, &pictures.setup(&settings), &batch)
 }
 
@@ -184,7 +184,7 @@ fn networks_compute_with_products_of_bf16() {
         ("resnet20", &[3, 16, 16]),
         ("transformer", &[8, 12]),
     ] {
-        let pictures = Pictures::of(shape, 3);
+        let pictures = Pictures::new(shape, 3);
         let (variables, model) = build(name, &pictures.setup(&settings));
         let inputs = [&[SAMPLES], shape].concat();
         let mut random = ChaCha8Rng::seed_from_u64(5);
@@ -233,14 +233,14 @@ fn write(variables: &Variables, variable: usize, values: &[f32]) {
         .write(
             variable,
             0,
-            &Elements::of(payload::to_bytes(values), Dtype::F32),
+            &Elements::new(payload::to_bytes(values), Dtype::F32),
         )
         .unwrap();
 }
 
 fn refusal(name: &str, sample_shape: &[usize]) -> String {
     let settings = settings(&[6], &[2, 2, 2]);
-    let pictures = Pictures::of(sample_shape, 10);
+    let pictures = Pictures::new(sample_shape, 10);
     let setup = pictures.setup(&settings);
     let registry = Registry::builtin();
     let built = Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {

@@ -46,7 +46,7 @@ fn training_agrees_with_pytorch() {
         let vectors = Vectors::read(name);
         let sample_shape = &vectors.0["inputs"].dims()[2..];
         let settings = settings(&hidden, &channels);
-        let pictures = Pictures::of(sample_shape, 10);
+        let pictures = Pictures::new(sample_shape, 10);
         let setup = pictures.setup(&settings);
         let (variables, model) = build(name, &setup);
         let specs = variables.specs();
@@ -112,7 +112,7 @@ fn models_know_the_names_of_torchvision() {
     assert_eq!(models.len(), 3);
     for (name, foreign) in models {
         let settings = settings(&[], &[]);
-        let pictures = Pictures::of(&[3, 64, 64], 1000);
+        let pictures = Pictures::new(&[3, 64, 64], 1000);
         let (variables, model) = build(&name, &pictures.setup(&settings));
         let specs = variables.specs();
         let ours: Shapes = specs.into_iter().map(|s| (s.name, s.shape)).collect();

@@ -39,7 +39,7 @@ fn gradients_of_tables_agree_with_finite_differences() {
     ] {
         let samples = table(target);
         let data = samples.signature();
-        let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+        let objective = Objective::new(&job::Objective::default(), &data).unwrap();
         let settings = job::Model {
             embedding: 3,
             ..settings(&[4], &[])
@@ -66,7 +66,7 @@ fn gradients_of_tables_agree_with_finite_differences() {
 fn a_factorization_machine_is_the_sum_over_all_pairs() {
     let samples = table(Column::numbers("price", vec![], vec![0.0; 4]));
     let data = samples.signature();
-    let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+    let objective = Objective::new(&job::Objective::default(), &data).unwrap();
     let settings = job::Model {
         embedding: 2,
         ..settings(&[], &[])
@@ -152,7 +152,7 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
         let labels = Column::binary("y", vec![1.0, 0.0, 1.0]);
         let samples = InMemory::new(vec![column], vec![labels]).unwrap();
         let data = samples.signature();
-        let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+        let objective = Objective::new(&job::Objective::default(), &data).unwrap();
         let settings = settings(&[], &[]);
         let setup = Setup {
             settings: &settings,

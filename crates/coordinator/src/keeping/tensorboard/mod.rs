@@ -36,7 +36,7 @@ const LAST_HISTOGRAMS: Duration = Duration::from_secs(10);
 /// Writes the records of a job until the queue ends. Reads checkpoints from `store`, if there is one.
 pub(crate) async fn write(dir: PathBuf, store: Option<Store>, mut queue: mpsc::Receiver<Record>) {
     let mut file = EventFile::new(dir);
-    let mut histograms = Histograms::of(store);
+    let mut histograms = Histograms::new(store);
     loop {
         let record = tokio::select! {
             record = queue.recv() => record,
@@ -209,7 +209,7 @@ struct Histograms {
 }
 
 impl Histograms {
-    fn of(store: Option<Store>) -> Self {
+    fn new(store: Option<Store>) -> Self {
         Self {
             store,
             wanted: None,

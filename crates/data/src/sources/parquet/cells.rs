@@ -32,7 +32,7 @@ pub(super) enum Meaning {
 
 impl Meaning {
     /// Returns the meaning that the file's schema has.
-    pub(super) fn of(column: &ColumnDescriptor) -> Self {
+    pub(super) fn new(column: &ColumnDescriptor) -> Self {
         let (millis, micros, nanos) = (1_000_000, 1000, 1);
         match (column.logical_type_ref(), column.converted_type()) {
             (Some(LogicalType::Timestamp(time)), _) => Self::Time(match time.unit {

@@ -99,7 +99,7 @@ impl Listening {
             security: Security::default(),
         };
         let stop = CancellationToken::new();
-        let places = Connections::new(Port::Data, Limits::of(256, None));
+        let places = Connections::new(Port::Data, Limits::new(256, None));
         task::spawn(take_links(service, listener, places, stop.clone()));
         Ok(Self {
             exchange,
@@ -123,7 +123,7 @@ impl Listening {
             .collect();
         let (rank, ranks) = (rank as usize, peers.len());
         let network = Arc::new(SystemNetwork::default());
-        let links = StreamLinks::of(&self.exchange, network, Epoch(1), rank, peers, PATIENCE);
+        let links = StreamLinks::new(&self.exchange, network, Epoch(1), rank, peers, PATIENCE);
         let links = links.map_err(|error| failed(&error))?;
         links.connect(0).await.map_err(|error| failed(&error))?;
         let wire = match plan.wire {

@@ -98,7 +98,7 @@ impl Contents for Dense {
                 } else {
                     &self.weights
                 };
-                Elements::of(payload::share(values), Dtype::F32)
+                Elements::new(payload::share(values), Dtype::F32)
             }
         })
     }
@@ -172,7 +172,7 @@ impl Contents for Dense {
 
     fn look_ahead(&self) -> Option<Elements> {
         let ahead = Some(&self.ahead).filter(|ahead| !ahead.is_empty())?;
-        Some(Elements::of(payload::share(ahead), Dtype::F32))
+        Some(Elements::new(payload::share(ahead), Dtype::F32))
     }
 
     fn has_average(&self) -> bool {

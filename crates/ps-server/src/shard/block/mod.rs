@@ -156,16 +156,16 @@ impl From<RowsLost> for NotCommitted {
 impl Block {
     /// Returns a block of a variable, without values.
     pub(crate) fn empty() -> Self {
-        Self::of(Box::new(Dense::default()), Version(0), Vec::new())
+        Self::new(Box::new(Dense::default()), Version(0), Vec::new())
     }
 
     /// Returns a bucket of a table, without rows.
     pub(crate) fn of_table(spec: &TableSpec, number: u32, storage: BucketStorage<'_>) -> Self {
         let rows = Box::new(TableRows::new(spec, number, storage));
-        Self::of(rows, Version(0), Vec::new())
+        Self::new(rows, Version(0), Vec::new())
     }
 
-    fn of(contents: Box<dyn Contents>, version: Version, watermarks: Vec<Watermark>) -> Self {
+    fn new(contents: Box<dyn Contents>, version: Version, watermarks: Vec<Watermark>) -> Self {
         Self {
             non_finite: !contents.all_finite(),
             contents,
@@ -212,7 +212,7 @@ impl Block {
             }
             (SavedValues::Rows(_), None) => return Err("it is a bucket, not dense".to_owned()),
         };
-        Ok(Self::of(contents, saved.version, saved.watermarks))
+        Ok(Self::new(contents, saved.version, saved.watermarks))
     }
 
     /// Adds rows of a checkpoint to a restored bucket, none of which it has.

@@ -86,7 +86,7 @@ impl TableRows {
         storage: BucketStorage<'_>,
         restored_non_finite: bool,
     ) -> Self {
-        let counters = Counters::of(&spec.name);
+        let counters = Counters::new(&spec.name);
         counters.rows.increment(bucket.rows().len() as f64);
         let mut rows = Self {
             bucket,
@@ -347,7 +347,7 @@ struct Counters {
 }
 
 impl Counters {
-    fn of(table: &str) -> Self {
+    fn new(table: &str) -> Self {
         let table = table.to_owned();
         Self {
             rows: gauge!("flambeau_ps_table_rows", "table" => table.clone()),

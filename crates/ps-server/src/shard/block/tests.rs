@@ -41,7 +41,7 @@ fn rule(optimizer: Optimizer, learning_rate: f32) -> VariableRule {
         ..Job::default()
     };
     *job.optimizer.learning_rate_mut() = learning_rate;
-    VariableRule::of(&job, &VariableSpec::default(), 1)
+    VariableRule::new(&job, &VariableSpec::default(), 1)
 }
 
 fn sgd(learning_rate: f32) -> VariableRule {

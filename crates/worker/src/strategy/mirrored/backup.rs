@@ -46,7 +46,7 @@ pub(super) struct Backup {
 
 impl Backup {
     /// The state of a job with so many backup workers; 0: each step waits for all.
-    pub(super) fn of(backups: u32) -> Self {
+    pub(super) fn new(backups: u32) -> Self {
         Self {
             backups: backups as usize,
             missed: VecDeque::new(),

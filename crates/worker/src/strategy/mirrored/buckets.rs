@@ -47,7 +47,7 @@ pub(super) struct Buckets {
 
 impl Buckets {
     /// Returns the buckets of a job's gradients.
-    pub(super) fn of(job: &Job, model: &Description) -> Self {
+    pub(super) fn new(job: &Job, model: &Description) -> Self {
         let one = BucketPlan::one(&model.variables);
         let elements: usize = one.lengths().iter().sum();
         Self {

@@ -152,8 +152,8 @@ impl Mirrored {
             task: membership.task,
         });
         let checkpoints = Checkpoints::open(joining, replica.description()).await?;
-        let shares = Shares::of(job, replica.description());
-        let buckets = Buckets::of(job, replica.description());
+        let shares = Shares::new(job, replica.description());
+        let buckets = Buckets::new(job, replica.description());
         Ok(Self::new(joining, checkpoints, shares, buckets))
     }
 
@@ -187,7 +187,7 @@ impl Mirrored {
             checkpoints,
             number: watch::channel(Epoch(0)).0,
             swapped: false,
-            backup: Backup::of(job.strategy.backup_workers.unwrap_or(0)),
+            backup: Backup::new(job.strategy.backup_workers.unwrap_or(0)),
             memory: Vec::new(),
             buckets: Arc::new(buckets),
             held: None,

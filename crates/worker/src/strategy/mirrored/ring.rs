@@ -331,7 +331,7 @@ impl Mirrored {
         };
         let unreachable = |error: LinkError| lost(&members, error.rank, error.reason);
         let network = self.network.clone();
-        let links = StreamLinks::of(&self.links, network, number, rank, peers, self.lease);
+        let links = StreamLinks::new(&self.links, network, number, rank, peers, self.lease);
         let links = links.map_err(unreachable)?;
         let newest = self.sender.newest_epoch();
         let groups = self.stage_groups;

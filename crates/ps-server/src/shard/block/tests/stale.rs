@@ -88,7 +88,7 @@ fn steps_by_old_weights_agree_with_an_independent_implementation() {
             ..Job::default()
         };
         // Weights are averaged over 5 updates.
-        let rule = VariableRule::of(&job, &VariableSpec::default(), 40);
+        let rule = VariableRule::new(&job, &VariableSpec::default(), 40);
         let (mut block, view) = (Block::empty(), view_of(case.workers));
         block.initialize(&elements(&case.initial), &rule);
         assert_eq!(block.look_ahead(&view, &rule), None);
@@ -173,7 +173,7 @@ fn updates_of_a_single_worker_and_of_measured_variables_are_applied_as_they_are(
         kind: shared_proto::blocks::VariableKind::Averaged,
         ..VariableSpec::default()
     };
-    let measured = VariableRule::of(&Job::default(), &measured, 1);
+    let measured = VariableRule::new(&Job::default(), &measured, 1);
     for (rule, workers, expected) in [
         (&trained, 1, [-49.0, 52.0]),
         (&measured, 8, [-99.0, 102.0]),

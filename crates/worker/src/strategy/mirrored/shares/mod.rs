@@ -46,7 +46,7 @@ enum Work {
 
 impl Shares {
     /// The shares of a job's optimizer state; none if each member has all of it.
-    pub(super) fn of(job: &Job, model: &Description) -> Option<Self> {
+    pub(super) fn new(job: &Job, model: &Description) -> Option<Self> {
         let copies = job.strategy.optimizer_copies? as usize;
         let places = Places::of(job, model.variables.iter());
         let elements = places.all();
