@@ -12,14 +12,6 @@ use super::members::Member;
 use super::observed::FaultCounts;
 
 impl Cluster {
-    /// Returns the live members and their addresses.
-    pub fn cluster_spec(&self) -> wire::ClusterSpec {
-        let live = self.durable.members.values().filter(|m| m.is_alive());
-        wire::ClusterSpec {
-            tasks: live.map(cluster_task).collect(),
-        }
-    }
-
     /// Returns the whole status.
     pub fn status(&self, now: Instant) -> wire::Status {
         let members = self.durable.members.values();

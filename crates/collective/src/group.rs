@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use crate::links::{LinkError, Links};
 use crate::numbers::{combine, combine_short, round, short_to_wire, to_wire};
 use crate::pieces::{PIECE_BYTES, PIECE_ELEMENTS, Pieces};
-use crate::schedule::{self, Algorithm, Groups, Rank, Round};
+use crate::schedule::{self, Algorithm, Rank, Round};
 
 /// The failure of a collective operation. The values that it was to change are undefined, and the group is of no further
 /// use.
@@ -61,7 +61,6 @@ pub struct Group<L> {
     ranks: usize,
     links: L,
     wire: Dtype,
-    groups: Option<Groups>,
     algorithm: Option<Algorithm>,
     /// The rank from which a piece is awaited.
     awaited: Cell<Option<Rank>>,
@@ -76,18 +75,10 @@ impl<L: Links> Group<L> {
             ranks,
             links,
             wire,
-            groups: None,
             algorithm: None,
             awaited: Cell::new(None),
             traffic: Cell::default(),
         }
-    }
-
-    /// Adds up within these groups of ranks first, then between them.
-    #[must_use]
-    pub fn within(mut self, groups: Groups) -> Self {
-        self.groups = Some(groups).filter(Groups::are_nested);
-        self
     }
 
     /// Reduces with this algorithm, whatever the size of the vector.
@@ -128,15 +119,9 @@ impl<L: Links> Group<L> {
     /// See [`CollectiveError`].
     pub async fn all_reduce(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
         let (rank, ranks, elements) = (self.rank, self.ranks, values.len());
-        let rounds = match (&self.groups, self.algorithm) {
-            (Some(groups), None) => {
-                schedule::hierarchical(groups, rank, elements, self.wire.size())
-            }
-            (_, chosen) => {
-                let fastest = || Algorithm::for_size(elements, self.wire.size());
-                schedule::all_reduce(chosen.unwrap_or_else(fastest), rank, ranks, elements)
-            }
-        };
+        let fastest = || Algorithm::for_size(elements, self.wire.size());
+        let algorithm = self.algorithm.unwrap_or_else(fastest);
+        let rounds = schedule::all_reduce(algorithm, rank, ranks, elements);
         self.play(&rounds, values, self.wire).await?;
         if ranks > 1 {
             // Not each rank has sent its sum, and so rounded it.
@@ -197,16 +182,6 @@ impl<L: Links> Group<L> {
         Ok(sum)
     }
 
-    /// Makes each element of this rank's [segment](crate::segment) the sum of all ranks' elements at its place. The other
-    /// elements are undefined afterwards.
-    ///
-    /// # Errors
-    /// See [`CollectiveError`].
-    pub async fn reduce_scatter(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        let rounds = schedule::reduce_scatter(self.rank, self.ranks, values.len());
-        self.play(&rounds, values, self.wire).await
-    }
-
     /// Makes the elements of the segments that this rank [keeps](crate::kept_segments) the sums of all ranks' elements, with the same
     /// bits as [`Self::all_reduce`] does. The other elements are undefined afterwards.
     ///
@@ -220,7 +195,7 @@ impl<L: Links> Group<L> {
         let (rank, ranks, elements) = (self.rank, self.ranks, values.len());
         let fastest = || Algorithm::for_size(elements, self.wire.size());
         let algorithm = self.algorithm.unwrap_or_else(fastest);
-        if copies >= ranks || algorithm != Algorithm::Ring || self.groups.is_some() {
+        if copies >= ranks || algorithm != Algorithm::Ring {
             return self.all_reduce(values).await;
         }
         let rounds = schedule::reduce_to_keepers(rank, ranks, copies, elements);

@@ -17,5 +17,5 @@ mod streams;
 
 pub use group::{CollectiveError, Group, Traffic};
 pub use links::{LinkError, Links, MemoryLinks};
-pub use schedule::{Algorithm, DOUBLING_BYTES, Groups, Rank, kept_segments, segment};
+pub use schedule::{Algorithm, DOUBLING_BYTES, Rank, kept_segments, segment};
 pub use streams::{Exchange, Identity, LinkService, Peer, SHARED_MEMORY, StreamLinks, take_links};

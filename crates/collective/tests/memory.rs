@@ -1,7 +1,7 @@
 //! Groups within a process.
 
 use flambeau_collective::{
-    Algorithm, CollectiveError, Group, Groups, MemoryLinks, Traffic, kept_segments, segment,
+    Algorithm, CollectiveError, Group, MemoryLinks, Traffic, kept_segments, segment,
 };
 use futures_util::future::join_all;
 use rand::rngs::StdRng;
@@ -88,13 +88,13 @@ async fn sums_are_right_and_the_same_everywhere() {
 }
 
 #[tokio::test]
-async fn parts_are_scattered_and_gathered() {
+async fn kept_segments_are_gathered() {
     let (ranks, elements) = (3, LARGE);
     let mut values = vectors(ranks, elements);
     let mut reduced = values.clone();
     let ring = |group: Group<MemoryLinks>| group.by(Algorithm::Ring);
     let act = async |group: &Group<_>, values: &mut [f32]| {
-        group.reduce_scatter(values).await?;
+        group.reduce_to_keepers(values, 1).await?;
         let own = segment(group.rank(), group.ranks(), values.len());
         values[..own.start].fill(f32::NAN);
         values[own.end..].fill(f32::NAN);
@@ -133,21 +133,6 @@ async fn keepers_have_the_bits_of_an_all_reduce() {
                 }
             }
         }
-    }
-}
-
-#[tokio::test]
-async fn groups_within_a_group_have_the_same_sums() {
-    let mut values = vectors(5, 1_000);
-    let expected = sums(&values);
-    let set =
-        |group: Group<MemoryLinks>| group.within(Groups::by_place(&["a", "b", "a", "b", "a"]));
-    let act = async |group: &Group<_>, values: &mut [f32]| group.all_reduce(values).await;
-    together(&mut values, Dtype::F32, set, act).await;
-    for vector in &values {
-        assert_eq!(bits(vector), bits(&values[0]));
-        let close = |(sum, e): (&f32, &f64)| (f64::from(*sum) - e).abs() < 1e-4;
-        assert!(vector.iter().zip(&expected).all(close));
     }
 }
 

@@ -3,21 +3,17 @@
 //! - `ring`: reduce-scatter and all-gather around a ring, for large vectors
 //! - `doubling`: recursive doubling, for small vectors
 //! - `tree`: sums and copies along a binomial tree
-//! - `hierarchical`: sums within groups of ranks first, then between the groups
 //!
 //! A rank's part is a list of [`Round`]s. In each round it sends a range of its vector to a peer, or receives one, or both.
 //! The order in which numbers are added follows from the schedule alone, and each sum is either computed once and copied, or
 //! computed from the same two numbers on both sides. So all ranks end with the same bits.
 
 mod doubling;
-mod hierarchical;
 mod ring;
 mod tree;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-
-pub use hierarchical::Groups;
 
 /// The place of a process or device in a group, from 0.
 pub type Rank = usize;
@@ -114,11 +110,6 @@ pub(crate) fn sum_among(rank: Rank, ranks: Range<Rank>) -> Vec<Round> {
     renamed(rounds, |place| place + ranks.start)
 }
 
-/// Returns the rounds of a rank, after which it has the sum of all ranks' elements in its [`segment`].
-pub(crate) fn reduce_scatter(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
-    ring::reduce_scatter(rank, ranks, elements)
-}
-
 /// Returns the rounds of a rank, after which each rank has every other one's [`segment`].
 pub(crate) fn all_gather(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     ring::all_gather(rank, ranks, elements)
@@ -151,17 +142,6 @@ pub(crate) fn broadcast(rank: Rank, root: Rank, ranks: usize, elements: usize) -
     let place = (rank + ranks - root) % ranks;
     let rounds = tree::broadcast(place, ranks, elements);
     renamed(rounds, |place| (place + root) % ranks)
-}
-
-/// Returns the rounds of a rank of an all-reduce that adds up within each group first, then between the groups'
-/// first ranks.
-pub(crate) fn hierarchical(
-    groups: &Groups,
-    rank: Rank,
-    elements: usize,
-    bytes: usize,
-) -> Vec<Round> {
-    hierarchical::all_reduce(groups, rank, elements, bytes)
 }
 
 /// Returns the elements of which a rank holds the sum after a reduce-scatter: the ranks' segments follow each other, and

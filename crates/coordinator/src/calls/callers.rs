@@ -14,9 +14,8 @@ use tower::Service;
 
 /// The calls that do not mark a connection here. Any caller may make them. `FinishSteps` is a stream, and its answer begins before the first report
 /// is checked, so it marks the connection itself after that report.
-const OPEN: [&str; 7] = [
+const OPEN: [&str; 6] = [
     "GetStatus",
-    "GetClusterSpec",
     "GetJob",
     "GetShardMap",
     "ListJobs",

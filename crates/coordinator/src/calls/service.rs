@@ -195,16 +195,6 @@ impl Coordinator for Service {
         Ok(Response::new(wire::LeaveReply {}))
     }
 
-    async fn get_cluster_spec(
-        &self,
-        _: Request<wire::ClusterSpecRequest>,
-    ) -> Answer<wire::ClusterSpec> {
-        let shared = self.current_job.shared()?;
-        Ok(Response::new(
-            shared.look(|cluster, _| cluster.cluster_spec()),
-        ))
-    }
-
     async fn get_job(&self, request: Request<wire::JobRequest>) -> Answer<wire::JobReply> {
         let wire::JobRequest { wait, waiting } = request.into_inner();
         if wait {
