@@ -13,30 +13,30 @@ use crate::numbers::{combine, combine_short, round, short_to_wire, to_wire};
 use crate::pieces::{PIECE_BYTES, PIECE_ELEMENTS, Pieces};
 use crate::schedule::{self, Algorithm, Rank, Round};
 
-/// The failure of a collective operation. The values that it was to change are undefined, and the group is of no further
-/// use.
+/// The failure of a collective operation. The contents of the operation's vector are undefined afterwards, and the
+/// group can do no further operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
     /// A peer is gone.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// A peer sends other elements than this rank expects, so it makes another operation.
+    /// A peer sends another number of bytes than this rank expects, so the two ranks do different operations.
     #[error(
         "rank {rank} sends {found} bytes where {expected} are due; do all ranks have the same job?"
     )]
     Differs {
         /// The peer.
         rank: Rank,
-        /// The bytes that came.
+        /// The number of bytes that the peer sent.
         found: usize,
-        /// The bytes that were expected.
+        /// The number of bytes that this rank expected.
         expected: usize,
     },
 }
 
 impl CollectiveError {
-    /// Returns the peer that it concerns.
+    /// Returns the rank of the peer that caused the error.
     pub fn rank(&self) -> Rank {
         match self {
             Self::Link(error) => error.rank,
@@ -45,17 +45,19 @@ impl CollectiveError {
     }
 }
 
-/// The bytes of pieces that a rank has sent and received.
+/// The number of bytes that a rank has sent and received. Sums of short vectors and [`Group::gather_bytes`] do not
+/// count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// The bytes handed to the links.
+    /// The number of bytes handed to the links.
     pub sent: u64,
-    /// The bytes that have come.
+    /// The number of bytes that the links have received.
     pub received: u64,
 }
 
-/// A rank of a group. All ranks call the same operations in the same order, with vectors of the same length, except for messages and
-/// signals between two ranks, and sums among some.
+/// A rank of a group. All ranks must call the same operations in the same order, with vectors of the same length unless
+/// an operation says otherwise. Exceptions are messages and signals, which concern two ranks, and
+/// [`Group::sum_short_among`], which concerns some of the ranks.
 pub struct Group<L> {
     rank: Rank,
     ranks: usize,
@@ -68,7 +70,7 @@ pub struct Group<L> {
 }
 
 impl<L: Links> Group<L> {
-    /// A rank of a group of `ranks`, of which numbers travel as `wire`.
+    /// Creates rank `rank` of a group of `ranks` ranks. Reductions of `f32` vectors send numbers in the format `wire`.
     pub fn new(rank: Rank, ranks: usize, links: L, wire: Dtype) -> Self {
         Self {
             rank,
@@ -88,7 +90,7 @@ impl<L: Links> Group<L> {
         self
     }
 
-    /// Returns the links, which are of no use to a group any more.
+    /// Leaves the group and returns the links.
     pub fn into_links(self) -> L {
         self.links
     }
@@ -103,17 +105,18 @@ impl<L: Links> Group<L> {
         self.ranks
     }
 
-    /// Returns the rank from which an operation awaits a piece at present. Messages do not count.
+    /// Returns the rank from which an operation awaits a piece at present, if there is one. Messages and signals do not
+    /// count.
     pub fn waiting_on(&self) -> Option<Rank> {
         self.awaited.get()
     }
 
-    /// Returns the traffic since the last call of this, also that of operations that have failed.
+    /// Returns the traffic since the last call of this method, including that of failed operations.
     pub fn take_traffic(&self) -> Traffic {
         self.traffic.take()
     }
 
-    /// Makes each element the sum of all ranks' elements at its place.
+    /// Replaces each element with the sum of all ranks' elements at the same index.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -130,8 +133,9 @@ impl<L: Links> Group<L> {
         Ok(())
     }
 
-    /// Returns the sum of all ranks' short vectors, in `f64`, whatever the wire is. A rank without numbers gives an empty vector, and
-    /// need not know the length of the others'. The sum is empty if all vectors are.
+    /// Returns the sum of all ranks' short vectors. Numbers are sent and added in `f64`, whatever the wire format. A
+    /// rank without numbers passes an empty vector, and need not know the length of the other vectors. The sum is empty
+    /// if all vectors are empty.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -182,8 +186,9 @@ impl<L: Links> Group<L> {
         Ok(sum)
     }
 
-    /// Makes the elements of the segments that this rank [keeps](crate::kept_segments) the sums of all ranks' elements, with the same
-    /// bits as [`Self::all_reduce`] does. The other elements are undefined afterwards.
+    /// Replaces each element of the segments that this rank [keeps](crate::kept_segments) with the sum of all ranks'
+    /// elements at the same index. `copies` ranks keep each segment. The sums have the same bits as those of
+    /// [`Self::all_reduce`]. The other elements are undefined afterwards.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -223,7 +228,8 @@ impl<L: Links> Group<L> {
         self.play(&rounds, values, Dtype::F32).await
     }
 
-    /// Copies the values of `root` to all other ranks, bit for bit, along the ring: it needs no links but those between neighbours.
+    /// Copies the values of `root` to all other ranks, bit for bit, along the ring, which needs only links between
+    /// neighbours.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -232,7 +238,7 @@ impl<L: Links> Group<L> {
         self.play(&rounds, values, Dtype::F32).await
     }
 
-    /// Returns the bytes of all ranks, in the order of the ranks. They may have different lengths.
+    /// Returns each rank's bytes, in rank order. Their lengths may differ.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -280,8 +286,8 @@ impl<L: Links> Group<L> {
         Ok(all)
     }
 
-    /// Sends a message to a rank, which calls [`Self::receive_message`]. Messages in both directions may be on their way at the same time,
-    /// while no other operation of these two ranks is.
+    /// Sends a message to a rank, which must call [`Self::receive_message`]. Messages may travel in both directions at
+    /// the same time, but the two ranks must do no other operation meanwhile.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -325,8 +331,8 @@ impl<L: Links> Group<L> {
         Ok(message.into())
     }
 
-    /// Sends a signal to a rank, which calls [`Self::receive_signal`]. Signals in both directions may be on their way at the same time, while
-    /// no other operation of these two ranks is.
+    /// Sends a signal to a rank, which must call [`Self::receive_signal`]. Signals may travel in both directions at the
+    /// same time, but the two ranks must do no other operation meanwhile.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -362,7 +368,7 @@ impl<L: Links> Group<L> {
         self.play(&rounds, &mut [0.0], Dtype::F32).await
     }
 
-    /// Sends and receives the pieces of a schedule, each as soon as those that it depends on are done.
+    /// Sends and receives the pieces of a schedule, each piece as soon as the pieces that it depends on are done.
     async fn play(
         &self,
         rounds: &[Round],
@@ -423,7 +429,7 @@ impl<L: Links> Group<L> {
     }
 }
 
-/// A count that the other half of an operation waits for.
+/// A counter of pieces on which the other half of an operation can wait.
 #[derive(Default)]
 struct Count {
     count: Cell<usize>,

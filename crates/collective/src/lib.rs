@@ -2,9 +2,9 @@
 //!
 //! - `schedule`: what each rank sends and receives, as plain data
 //! - `group`: a rank of a group, which plays schedules over its links
-//! - `links`: the ways between ranks, and those within a process; `streams`: those between processes
+//! - `links`: the interface of links between ranks, and links within a process; `streams`: links between processes
 //! - `pieces`: a schedule cut into pieces, so that sending, receiving and adding overlap
-//! - `numbers`: numbers of a piece as they travel, and their sums
+//! - `numbers`: the format of numbers on the wire, and their sums
 //!
 //! The sums do not depend on timing: all ranks of a group end with the same bits, and so does a repeated run.
 

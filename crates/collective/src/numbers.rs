@@ -1,4 +1,4 @@
-//! Numbers of a piece as they travel, and their sums, which are made in `f32`, or in `f64` for short vectors.
+//! The format of numbers on the wire, and their sums, in `f32`, or in `f64` for short vectors.
 
 use bytes::Bytes;
 use shared_proto::kernel::Kernel;
@@ -7,8 +7,8 @@ use shared_proto::payload::{Dtype, Elements, LeF32};
 use crate::pieces::PIECE_ELEMENTS;
 use crate::schedule::Combine;
 
-/// Returns the bytes of numbers on the wire. With a 16-bit `wire` the numbers themselves are rounded too: a rank then
-/// continues with the numbers that its peers have.
+/// Returns numbers as bytes in the format `wire`. With a 16-bit format, also rounds `numbers` in place, so that this
+/// rank continues with the same numbers as its peers.
 pub(crate) fn to_wire(numbers: &mut [f32], wire: Dtype) -> Bytes {
     let bytes = shared_proto::payload::to_bytes(numbers);
     if matches!(wire, Dtype::F32 | Dtype::Unspecified) {
@@ -19,7 +19,7 @@ pub(crate) fn to_wire(numbers: &mut [f32], wire: Dtype) -> Bytes {
     rounded.into_parts().1
 }
 
-/// Rounds numbers to those that the wire can carry.
+/// Rounds numbers to values that the format `wire` can represent.
 pub(crate) fn round(numbers: &mut [f32], wire: Dtype) {
     if !matches!(wire, Dtype::F32 | Dtype::Unspecified) {
         for part in numbers.chunks_mut(PIECE_ELEMENTS) {
@@ -28,7 +28,7 @@ pub(crate) fn round(numbers: &mut [f32], wire: Dtype) {
     }
 }
 
-/// Combines numbers with those that have arrived, of which there must be as many.
+/// Adds received numbers to `numbers`, or replaces `numbers` with them. Both must have the same length.
 pub(crate) fn combine(numbers: &mut [f32], received: Bytes, wire: Dtype, combine: Combine) {
     let received = Elements::of_bytes(received, wire);
     received.for_parts(|range, part| match combine {
@@ -53,7 +53,7 @@ fn replace(numbers: &mut [f32], others: &[LeF32]) {
     });
 }
 
-/// Returns the bytes of a short vector on the wire.
+/// Returns a short vector as bytes for the wire: little-endian `f64`.
 pub(crate) fn short_to_wire(numbers: &[f64]) -> Bytes {
     numbers
         .iter()
@@ -61,7 +61,8 @@ pub(crate) fn short_to_wire(numbers: &[f64]) -> Bytes {
         .collect()
 }
 
-/// Combines a short vector with one that has arrived. An empty one stands for zeros. Returns nothing if the lengths differ.
+/// Adds a received short vector to `numbers`, or replaces `numbers` with it. In a sum, an empty vector stands for
+/// zeros. Returns `None` if the lengths differ, or if `received` is not a whole number of `f64`s.
 pub(crate) fn combine_short(
     numbers: &mut Vec<f64>,
     received: &[u8],

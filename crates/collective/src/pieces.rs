@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use crate::schedule::{Combine, Rank, Round};
 
-/// The most elements of a piece. Smaller pieces overlap more, and each costs some microseconds.
+/// The most elements that a piece can have. Smaller pieces overlap more, but each piece costs some microseconds.
 pub(crate) const PIECE_ELEMENTS: usize = 64 << 10;
 
-/// The most bytes of a piece.
+/// The most bytes that a piece can have.
 pub(crate) const PIECE_BYTES: usize = PIECE_ELEMENTS * size_of::<f32>();
 
 /// A piece to send.
@@ -15,7 +15,7 @@ pub(crate) const PIECE_BYTES: usize = PIECE_ELEMENTS * size_of::<f32>();
 pub(crate) struct Outgoing {
     pub(crate) peer: Rank,
     pub(crate) range: Range<usize>,
-    /// The number of pieces that must have been received before: it has their elements.
+    /// The number of incoming pieces that must be received first, because they change the elements of this piece.
     pub(crate) after: usize,
 }
 
@@ -25,11 +25,11 @@ pub(crate) struct Incoming {
     pub(crate) peer: Rank,
     pub(crate) range: Range<usize>,
     pub(crate) combine: Combine,
-    /// The number of pieces that must have been sent before: they have the elements that it changes.
+    /// The number of outgoing pieces that must be sent first, because this piece changes their elements.
     pub(crate) after: usize,
 }
 
-/// The pieces of a schedule, each list in its order.
+/// The pieces of a schedule, in the order in which they are sent and received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pieces {
     pub(crate) outgoing: Vec<Outgoing>,
@@ -37,7 +37,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Cuts the rounds into pieces of `most` elements.
+    /// Cuts the rounds into pieces of at most `most` elements.
     pub(crate) fn new(rounds: &[Round], most: usize) -> Self {
         let mut pieces = Self::default();
         for round in rounds {
@@ -68,14 +68,14 @@ impl Pieces {
     }
 }
 
-/// Cuts a range into ranges of `most` elements. Both ends of a transfer do this in the same way.
+/// Cuts a range into ranges of at most `most` elements. Sender and receiver get the same ranges.
 fn cut(range: &Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = range.end;
     let starts = range.clone().step_by(most);
     starts.map(move |start| start..end.min(start + most))
 }
 
-/// Returns the number of ranges up to and including the last one that shares elements with `range`.
+/// Returns the number of ranges up to and including the last one that shares elements with `range`, or 0 if none does.
 fn last_overlap<'a>(
     ranges: impl DoubleEndedIterator<Item = &'a Range<usize>> + ExactSizeIterator,
     range: &Range<usize>,

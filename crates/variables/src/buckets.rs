@@ -1,14 +1,15 @@
-//! The gradients of a step in buckets: vectors that can leave one after the other, while the backward pass makes the next ones.
+//! The gradients of a step in buckets: vectors that can be sent one after the other, while the backward pass computes
+//! the next ones.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use shared_proto::blocks::VariableSpec;
 
-/// The places of variables' gradients in buckets. Frozen variables have none.
+/// The place of each variable's gradient in the buckets. Frozen variables have no elements there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketPlan {
-    /// The bucket of each variable, and its elements in there.
+    /// The bucket of each variable, and the range of its elements in the bucket.
     places: Vec<(usize, Range<usize>)>,
     /// True for each variable with a gradient that is known before the backward pass ends.
     early: Vec<bool>,
@@ -17,13 +18,14 @@ pub struct BucketPlan {
 }
 
 impl BucketPlan {
-    /// Returns one bucket with all variables in the order of their numbers, of which no gradient is known early.
+    /// Returns a plan with one bucket, which has all variables in order. No gradient is known early.
     pub fn one(variables: &[VariableSpec]) -> Self {
         Self::in_order(variables, &[], usize::MAX)
     }
 
-    /// Returns buckets of at most `most` elements; a larger variable has its own. Variables follow `order`, then their numbers. Unknown and
-    /// repeated numbers are ignored.
+    /// Returns a plan with buckets of at most `most` elements; a larger variable has a bucket of its own. The variables
+    /// in `order` come first, then the others in order. The gradients of trained variables in `order` are known early.
+    /// Unknown and repeated numbers in `order` are ignored.
     pub fn in_order(variables: &[VariableSpec], order: &[usize], most: usize) -> Self {
         let mut plan = Self {
             places: vec![(0, 0..0); variables.len()],
@@ -58,7 +60,7 @@ impl BucketPlan {
         *length += elements;
     }
 
-    /// Returns the bucket of a variable, and its elements in there.
+    /// Returns the bucket of a variable, and the range of its elements in the bucket.
     pub fn place(&self, variable: usize) -> (usize, Range<usize>) {
         self.places[variable].clone()
     }
@@ -85,7 +87,7 @@ impl BucketPlan {
 /// The gradients of all variables that are not frozen, with a vector for each bucket.
 #[derive(Clone, Debug)]
 pub struct BucketedGradients {
-    /// None: a single vector, in the order of the variables' numbers.
+    /// `None` if there is a single vector with all variables in order.
     plan: Option<Arc<BucketPlan>>,
     vectors: Vec<Vec<f32>>,
 }
@@ -111,7 +113,7 @@ impl BucketedGradients {
         joined
     }
 
-    /// Returns the memory.
+    /// Returns the vectors, so that their memory can be used again.
     pub fn into_vectors(self) -> Vec<Vec<f32>> {
         self.vectors
     }
@@ -121,7 +123,8 @@ impl BucketedGradients {
         &mut self.vectors
     }
 
-    /// Returns the vector of a variable that has these elements among those of all variables, and its elements in there.
+    /// Returns the index of the vector that has a variable's gradient, and the gradient's range in it. `among_all` is
+    /// the range of the variable's elements among those of all variables.
     pub(super) fn place(&self, variable: usize, among_all: &Range<usize>) -> (usize, Range<usize>) {
         match &self.plan {
             Some(plan) => plan.place(variable),

@@ -28,7 +28,7 @@ pub enum VariablesError {
         /// The variable.
         variable: VariableSpec,
     },
-    /// There is no such variable, or no such elements of it.
+    /// Variables, elements, slots or a prepared update do not exist, or a vector has the wrong length.
     #[error("{0}")]
     Range(String),
     /// A file cannot be read or written.
@@ -46,7 +46,7 @@ pub enum VariablesError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// candle's error.
+        /// What is wrong with the file.
         reason: String,
     },
     /// A file holds other variables than the model has.

@@ -1,4 +1,4 @@
-//! Elements into a GPU's memory and out of it, through pinned memory.
+//! Copies between the host and a GPU's memory, through pinned memory.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use gpu::pinned::PinnedMemory;
 use shared_proto::payload::Elements;
 
 thread_local! {
-    /// The pinned memory of this thread, by stream; none where it could not be allocated.
+    /// The pinned memory of this thread for each stream, or `None` if it could not be allocated.
     static MEMORY: RefCell<Vec<(Arc<CudaStream>, Option<PinnedMemory>)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -31,7 +31,7 @@ pub(super) fn read(storage: &CudaStorage, range: Range<usize>) -> Result<Vec<f32
     Ok(values)
 }
 
-/// Copies elements into a GPU's memory, behind the first `start` elements.
+/// Copies elements into a GPU's memory, from element `start` on.
 ///
 /// # Errors
 /// The driver's.
@@ -52,7 +52,7 @@ pub(super) fn write(storage: &mut CudaStorage, start: usize, values: &Elements) 
     })
 }
 
-/// Calls `act` with this thread's pinned memory for a stream, if there is any.
+/// Calls `act` with this thread's pinned memory for a stream, or with `None` if it cannot be allocated.
 fn with_memory<T>(
     stream: &Arc<CudaStream>,
     act: impl FnOnce(Option<&mut PinnedMemory>) -> Result<T>,

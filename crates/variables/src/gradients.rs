@@ -37,7 +37,7 @@ impl Variables {
         named.map(value).collect::<Result<_, _>>().map(Measured)
     }
 
-    /// Gives the variables that the model has changed their values of before.
+    /// Resets the variables that the model changes while it computes to `before`, their values before the step.
     ///
     /// # Errors
     /// candle's.
@@ -63,7 +63,8 @@ impl Variables {
         self.gradients_of(store, rows, |_| true)
     }
 
-    /// Does the same as [`Self::trained_gradients`] for some of the variables. The gradients of the others have no elements.
+    /// Does the same as [`Self::trained_gradients`] for those variables for which `counts` returns true. The gradients
+    /// of the others have no elements.
     ///
     /// # Errors
     /// As [`Self::trained_gradients`].
@@ -91,9 +92,9 @@ impl Variables {
         variables.chain(rows).collect::<Result<_, _>>().map(Trained)
     }
 
-    /// Returns the gradients of a step: those of trained variables, limited by `clip`, and the changes of averaged
-    /// variables since `before`. The variables that the model has changed get their values of before, so that all
-    /// variables are as they were pulled. `rows` has the rows of each table.
+    /// Returns the gradients of a step: the gradients of trained variables, limited by `clip`, and the changes of
+    /// averaged variables, which are `before` minus the present values. Resets the variables that the model has changed
+    /// to `before`, so that all variables are as they were pulled. `rows` has the rows of each table.
     ///
     /// # Errors
     /// candle's.
@@ -107,7 +108,8 @@ impl Variables {
         self.finish_clipped(trained.clipped(clip), rows, before)
     }
 
-    /// Returns the gradients of a step as [`Self::finish_gradients`] does, from gradients that are limited already and their norm before.
+    /// Does the same as [`Self::finish_gradients`] with gradients that are clipped already, and their norm before
+    /// clipping.
     ///
     /// # Errors
     /// candle's.
@@ -127,8 +129,8 @@ impl Variables {
         Ok(Gradients { values, rows, norm })
     }
 
-    /// Returns the changes of averaged variables since `before`, by the variables' numbers. The variables that the model has changed
-    /// get their values of before.
+    /// Returns the changes of averaged variables by variable number: `before` minus the present values. Resets the
+    /// variables that the model has changed to `before`.
     ///
     /// # Errors
     /// candle's.
@@ -144,8 +146,8 @@ impl Variables {
         Ok(changes)
     }
 
-    /// Returns the gradients of a step that has one batch: those of trained variables, limited by `clip`, and the changes
-    /// of averaged variables since `before`. The variables that the model has changed get their values of before.
+    /// Returns the gradients of a step with one batch: the gradients of trained variables, limited by `clip`, and the
+    /// changes of averaged variables. Resets the variables that the model has changed to `before`.
     ///
     /// # Errors
     /// [`VariablesError::NoGradient`] names a trained variable without a gradient in `store`, or candle's.
@@ -159,18 +161,18 @@ impl Variables {
     }
 }
 
-/// One vector for each variable, in the order of their numbers, empty if the variable is not trained; then one for each table, with the
-/// gradients of its rows.
+/// The gradients of trained variables and of table rows: one vector for each variable, in order, which is empty if the
+/// variable is not trained; then one vector for each table, with the gradients of its rows.
 #[derive(Clone, Debug)]
 pub struct Trained(Vec<Vec<f32>>);
 
 impl Trained {
-    /// Returns gradients that are one vector already.
+    /// Returns gradients that are already joined into one vector.
     pub fn whole(gradient: Vec<f32>) -> Self {
         Self(vec![gradient])
     }
 
-    /// Returns all gradients behind each other.
+    /// Returns all gradients, concatenated in one vector.
     pub fn joined(mut self) -> Vec<f32> {
         match &mut self.0[..] {
             [one] => std::mem::take(one),
@@ -197,14 +199,14 @@ impl Trained {
         self
     }
 
-    /// Returns the gradients limited by `clip`, and their global norm before.
+    /// Returns the gradients limited by `clip`, and their global norm before clipping.
     pub fn clipped(self, clip: Clip) -> (Self, f64) {
         let Ok(clipped) = self.clipped_among(clip, &mut Ok::<_, Infallible>);
         clipped
     }
 
-    /// Does the same as [`Self::clipped`] for a part of the gradients. `whole` makes the sum of the squares of all parts from that of this
-    /// one; it is called once, and once more if elements are limited.
+    /// Does the same as [`Self::clipped`] for one part of the gradients. `whole` takes this part's sum of squares and
+    /// returns the sum over all parts. It is called once, and a second time if `clip` limits elements.
     ///
     /// # Errors
     /// Those of `whole`.
@@ -229,7 +231,7 @@ impl Trained {
         }
     }
 
-    /// Returns the gradients, shortened if their norm exceeds the largest one that is allowed.
+    /// Returns the gradients, whose norm is `norm`. Scales them down to the norm `most` if theirs is larger.
     fn shortened(self, most: Option<f32>, norm: f64) -> Self {
         match most.map(f64::from).filter(|most| norm > *most) {
             Some(most) => self.times((most / norm) as f32),
@@ -237,7 +239,8 @@ impl Trained {
         }
     }
 
-    /// Returns the gradients with no finite element below `-most` or above `most`. NaN and infinity stay, to be found.
+    /// Returns the gradients with all finite elements clamped to the range from `-most` to `most`. NaN and infinity
+    /// stay, so that a later check finds them.
     fn limited(mut self, most: f32) -> Self {
         let finite = |value: &&mut f32| value.is_finite();
         for value in self.0.iter_mut().flatten().filter(finite) {
@@ -256,8 +259,8 @@ impl Trained {
     }
 }
 
-/// Returns the mean of the gradients that several devices have computed, each with its share of the samples, limited by `clip`.
-/// Changes of averaged variables are not limited. There are no rows of tables.
+/// Returns the mean of the gradients of several devices, weighted by each device's share of the samples and limited by
+/// `clip`. Changes of averaged variables are not limited. The result has no table rows.
 pub fn mean_gradients(
     parts: &[(f32, Gradients)],
     variables: &[VariableSpec],
@@ -286,7 +289,7 @@ pub fn mean_gradients(
     }
 }
 
-/// The number of elements that are added up while they are in a cache.
+/// The number of elements that are added up at a time: few enough to stay in the processor's cache.
 const AT_ONCE: usize = 1 << 13;
 
 /// Returns the sum of vectors, each times its factor.
@@ -328,7 +331,7 @@ fn add_times(sum: &mut [f32], elements: &[LeF32], factor: f32) {
     });
 }
 
-/// Restores a variable's values from before the step. Returns these values minus the ones that it had.
+/// Restores a variable's values from before the step. Returns the restored values minus the overwritten ones.
 fn restore(var: &Var, before: Vec<f32>) -> Result<Vec<f32>, VariablesError> {
     let after = elements(var)?;
     let changes = before
@@ -360,7 +363,8 @@ pub fn sum_of_squares(values: &[f32]) -> f64 {
     })
 }
 
-/// Returns the same as [`sum_of_squares`], and copies the numbers, each times a factor. There must be as many places.
+/// Returns the same as [`sum_of_squares`], and writes each number times `factor` to `to`, which must have the same
+/// length.
 pub fn sum_of_squares_times(values: &[f32], factor: f32, to: &mut [f32]) -> f64 {
     debug_assert_eq!(values.len(), to.len());
     Kernel::best().run(SquaresTimes { values, factor, to })

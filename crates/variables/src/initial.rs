@@ -95,8 +95,9 @@ impl SimpleBackend for Maker {
         }
     }
 
-    /// Also returns true for [`FROZEN_STATISTICS`] of a layer whose running statistics are frozen. They are given to the layer as
-    /// variables nevertheless: candle's own layer makes a copy of any other tensor, and would not see later values.
+    /// Also returns true for [`FROZEN_STATISTICS`] of a layer whose running statistics are frozen. The layer gets these
+    /// statistics as variables nevertheless: candle's own layer makes a copy of any other tensor, and would not see
+    /// later values.
     fn contains_tensor(&self, name: &str) -> bool {
         if let Some(layer) = name.strip_suffix(FROZEN_STATISTICS) {
             return ["running_mean", "running_var"].iter().all(|statistic| {

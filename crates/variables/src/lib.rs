@@ -2,13 +2,13 @@
 //!
 //! - `set`: the variables by number, their values and how they are overwritten
 //! - `initial`: initial values from a seed
-//! - `gradients`: the gradients of a step; `buckets`: the vectors in which they leave
-//! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has; `update`: in candle's memory;
-//!   `on_device`: all of it in the memory of a GPU
+//! - `gradients`: the gradients of a step; `buckets`: the vectors in which they are sent
+//! - `optimizer`: updates by a worker that keeps all values itself; `slots`: the optimizer's slots of some elements;
+//!   `update`: an update in candle's memory; `on_device`: gradients, slots and updates in the memory of a GPU
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
 //! - `error`: the errors of all of these
-//! - `memory`: candle's memory, read and written; `gpu_copies`: that of a GPU
+//! - `memory`: reads and writes of candle's memory; `gpu_copies`: reads and writes of a GPU's memory
 
 mod buckets;
 mod error;

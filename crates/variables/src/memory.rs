@@ -1,4 +1,4 @@
-//! Bytes into candle's memory, and out of it.
+//! Reads and writes of candle's memory.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, Var, bail};
@@ -65,7 +65,8 @@ pub(super) fn overwrite(var: &Var, values: Vec<f32>) -> candle_core::Result<()> 
     var.inplace_op1(&Overwrite { start: 0, values })
 }
 
-/// Overwrites elements of a variable in place. The caller has checked that they are there.
+/// Overwrites elements of a variable in place, from `start` on. The caller has checked that the variable has these
+/// elements.
 pub(super) struct Overwrite<'a> {
     pub(super) start: usize,
     pub(super) values: &'a Elements,

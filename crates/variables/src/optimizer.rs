@@ -1,8 +1,10 @@
-//! The optimizer of a worker that keeps all values itself: the rules of servers, on the worker's variables.
+//! The optimizer of a worker that keeps all values itself. It applies the rules of parameter servers to the worker's
+//! variables.
 //!
-//! In a job that shares out the optimizer's state, a worker has the slots of some elements alone. An update then has two halves: it is
-//! prepared by the new values of these elements, and made once those of all others have come. In between nothing changes, so
-//! a prepared update can be given up, and its slots can be handed to others as if it were made. `on_device` makes updates in a device's
+//! In a job that shares out the optimizer's state, a worker has the slots of only some elements. An update then has two
+//! halves. First the worker prepares the update: it computes the new values of its own elements. Once the new values of
+//! all other elements have arrived, it makes the update. In between nothing changes. So a worker can drop a prepared
+//! update, and can give other workers the slots as they are after that update. `on_device` makes updates in a device's
 //! memory.
 
 mod on_device;
@@ -24,14 +26,14 @@ use super::set::Variables;
 use super::slots::{Places, SlotPart};
 use super::update::Apply;
 
-/// The rules and slots of a worker's variables. Vectors of values have those of all variables that are not frozen, in the
-/// order of their numbers.
+/// The rules and slots of a worker's variables. Vectors of values or gradients have the elements of all variables that
+/// are not frozen, in order.
 pub struct LocalOptimizer {
     rules: Vec<VariableRule>,
     places: Places,
     /// True if the job shares out the rules' slots among its workers.
     shares_slots: bool,
-    /// The rules' slots that it has. A job that shares them out begins with none.
+    /// The slots that this worker has. A job that shares them out begins with none.
     held: HeldSlots,
     /// The moving averages of each variable; empty if the job keeps none.
     averages: Vec<Vec<f32>>,
@@ -43,7 +45,7 @@ pub struct LocalOptimizer {
     lowered_to: f64,
 }
 
-/// Slots of some elements, and the update of these that is prepared.
+/// The slots of some elements, and the prepared update of these elements, if there is one.
 #[derive(Default)]
 pub struct HeldSlots {
     parts: Vec<SlotPart>,
@@ -64,7 +66,7 @@ struct Prepared {
 }
 
 impl LocalOptimizer {
-    /// The optimizer of a job with so many training samples, for variables with their initial values.
+    /// Creates the optimizer of a job with `samples` training samples. The variables must have their initial values.
     ///
     /// # Errors
     /// candle's.
@@ -103,18 +105,18 @@ impl LocalOptimizer {
         self.updates
     }
 
-    /// Makes later updates with this factor of the learning rate. A prepared update keeps its own.
+    /// Multiplies the learning rate of later updates by `factor`. A prepared update keeps its own factor.
     pub fn scale_learning_rate(&mut self, factor: f64) {
         self.lowered_to = factor;
     }
 
-    /// Returns the bytes of the rules' slots that it has.
+    /// Returns the size in bytes of the slots that this worker has, without the moving averages.
     pub fn slot_bytes(&self) -> usize {
         let parts = self.held.parts.iter();
         parts.map(|part| size_of_val(&part.slots[..])).sum()
     }
 
-    /// Updates the variables by a gradient. Afterwards the gradient must not be used as numbers.
+    /// Updates the variables with a gradient. The contents of the gradient are undefined afterwards.
     ///
     /// # Errors
     /// [`VariablesError::Range`] if the gradient is not as long as the variables, or slots are missing; or candle's.
@@ -150,8 +152,8 @@ impl LocalOptimizer {
         Ok(())
     }
 
-    /// Prepares an update by the gradient of the held elements. Afterwards the vector has their new values; the other numbers are
-    /// undefined. Nothing else changes.
+    /// Prepares an update of the held elements. In `gradient`, replaces their gradients with their new values; the
+    /// other elements are undefined afterwards. Nothing else changes.
     ///
     /// # Errors
     /// [`VariablesError::Range`] if the gradient is not as long as the variables, or candle's.
@@ -183,7 +185,7 @@ impl LocalOptimizer {
     /// Makes the prepared update: the variables get the new values of all elements.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if none is prepared, or there are not as many values as elements; or candle's.
+    /// [`VariablesError::Range`] if no update is prepared, or `values` has the wrong length; or candle's.
     pub fn make_prepared(
         &mut self,
         variables: &Variables,
@@ -219,8 +221,8 @@ impl LocalOptimizer {
         Ok(())
     }
 
-    /// Applies a part's gradient to its weights and slots, without the moving averages. The update follows so many others, and has
-    /// a factor of the learning rate.
+    /// Applies a part's gradient to its weights and slots, without the moving averages. `after` is the number of
+    /// updates before this one, and `lowered_to` the factor of its learning rate.
     fn apply(
         &self,
         part: &SlotPart,
@@ -242,8 +244,9 @@ impl LocalOptimizer {
         );
     }
 
-    /// Returns the slots of a range of elements, as they are or as the prepared update makes them, among those that are held or were
-    /// held `before`. The slots of an element follow each other; those of elements that are not held are 0.
+    /// Returns the slots of a range of elements, taken from `before`, or else from the slots that are held now. If
+    /// `prepared`, returns the slots as they are after the prepared update. The slots of an element follow each other.
+    /// Elements that are not held have slots of 0.
     ///
     /// # Errors
     /// candle's.
@@ -277,8 +280,8 @@ impl LocalOptimizer {
         Ok(self.places.slots(&parts, range))
     }
 
-    /// Holds these elements from now on, with these slots of each range; without slots, with initial ones. Returns those that were held
-    /// before, with the update of them that is prepared.
+    /// Holds the elements of these ranges from now on. `slots` has the slots of each range; without it, the slots are
+    /// initial. Returns the slots that were held before, with their prepared update.
     ///
     /// # Errors
     /// [`VariablesError::Range`] if slots are missing, or candle's.
@@ -308,8 +311,8 @@ impl LocalOptimizer {
         self.on_device = None;
     }
 
-    /// Returns what each replica has: the values of all variables, frozen ones too; then the slots, if the job does not share them
-    /// out, and the moving averages, variable by variable.
+    /// Returns the state that all replicas have in common: the values of all variables, frozen ones too; then, variable
+    /// by variable, the slots, unless the job shares them out, and the moving averages.
     ///
     /// # Errors
     /// candle's.
@@ -321,11 +324,11 @@ impl LocalOptimizer {
         }
     }
 
-    /// Returns the values of all variables, these slots of all elements, and the moving averages, as [`Self::state`] does in a job that
-    /// does not share out the slots.
+    /// Returns the values of all variables, `slots` as the slots of all elements, and the moving averages, in the same
+    /// order as [`Self::state`] does in a job that does not share out the slots.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if there are not as many slots, or candle's.
+    /// [`VariablesError::Range`] if `slots` has the wrong length, or candle's.
     pub fn state_with(
         &self,
         variables: &Variables,
@@ -356,11 +359,12 @@ impl LocalOptimizer {
         Ok(state)
     }
 
-    /// Takes the state of another replica, after `updates` updates. In a job that shares out the slots it may have all of them, which are
-    /// then held, or none, and then those that are held stay. Returns whether it had slots.
+    /// Takes over the state of another replica after `updates` updates. In a job that shares out the slots, `state` has
+    /// either all slots, which are held from now on, or none, and the held slots stay. Returns whether `state` has
+    /// slots.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if there are not as many numbers, or candle's.
+    /// [`VariablesError::Range`] if `state` has the wrong length, or candle's.
     pub fn set_state(
         &mut self,
         variables: &Variables,
@@ -408,7 +412,7 @@ impl LocalOptimizer {
         Ok(has_slots)
     }
 
-    /// Keeps the weights on which the prepared update depends, because they are overwritten.
+    /// Copies the weights on which the prepared update depends, before the variables are overwritten.
     fn keep_weights(&mut self, variables: &Variables) -> Result<(), VariablesError> {
         if let Some(prepared) = &mut self.held.prepared
             && prepared.weights.is_none()

@@ -19,11 +19,11 @@ use super::set::Variables;
 const STATE_KEYS: [&str; 2] = ["state_dict", "model"];
 
 impl Variables {
-    /// Sets the variables that a file has: a safetensors file, or one that PyTorch has saved (`.pth`, `.pt`, `.bin`), of
-    /// `F32`, `F64`, `F16` or `BF16`. The others keep their values, and so do those that are not `wanted`. A tensor
-    /// belongs to the variable of its name, else to the one that `name_of` gives. The prefix `strip` of its name does not count; by default
-    /// that is the prefix of PyTorch's wrappers, if all tensors have it. Variables that are missing, and tensors
-    /// that no variable takes, are logged.
+    /// Sets variables from a safetensors file, or from a file that PyTorch has saved (`.pth`, `.pt`, `.bin`), with
+    /// tensors of `F32`, `F64`, `F16` or `BF16`. Variables that are not in the file or not `wanted` keep their values.
+    /// The prefix `strip` is removed from the names of tensors; without `strip`, the prefix of PyTorch's wrappers is
+    /// removed if all tensors have it. A tensor belongs to the variable of the same name, or else to the variable whose
+    /// name `name_of` returns. Logs the variables that are missing, and the tensors that belong to no variable.
     ///
     /// # Errors
     /// [`VariablesError::Unreadable`] if the file cannot be read, [`VariablesError::Mismatch`] if a tensor has another
@@ -116,7 +116,8 @@ impl Variables {
 /// modules such as Lightning's that have the model as a part.
 const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "model."];
 
-/// Returns the prefixes of wrappers that all names have; nothing of what names of the model's own begin with, too.
+/// Returns the wrapper prefixes, joined, that all names have. A prefix with which the model's own names begin is not
+/// one of them.
 fn wrappers(names: &BTreeSet<String>, own: impl Fn(&str) -> bool) -> String {
     let mut prefix = String::new();
     loop {
@@ -138,7 +139,7 @@ enum File<'a> {
     PyTorch(PthTensors, u64),
 }
 
-/// Returns whether a file is one of PyTorch, by its name.
+/// Returns whether a file's extension is one of PyTorch's.
 fn is_of_pytorch(path: &Path) -> bool {
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     ["pth", "pt", "bin"].contains(&extension.as_ref())

@@ -15,7 +15,7 @@ use super::memory::{Overwrite, elements};
 pub struct Variables(pub(crate) Vec<(VariableSpec, Var)>);
 
 impl Variables {
-    /// Returns no variables.
+    /// Returns an empty set of variables.
     pub fn none() -> Self {
         Self(Vec::new())
     }
@@ -47,7 +47,7 @@ impl Variables {
         Ok((Self(made.into_iter().map(spec).collect()), model))
     }
 
-    /// Returns some of the variables. They share their values with these.
+    /// Returns the variables for which `wanted` is true. They share their values with those of `self`.
     pub fn select(&self, wanted: impl Fn(&VariableSpec) -> bool) -> Self {
         let wanted = self.0.iter().filter(|(spec, _)| wanted(spec));
         Self(wanted.cloned().collect())
@@ -58,13 +58,14 @@ impl Variables {
         self.0.iter().map(|(spec, _)| spec.clone()).collect()
     }
 
-    /// Returns all variables by number, each with whether the model changes it while it computes.
+    /// Returns all variables in order, each with a flag: true if the model itself changes the variable while it
+    /// computes.
     pub fn each(&self) -> impl Iterator<Item = (&VariableSpec, &Var, bool)> {
         let each = self.0.iter();
         each.map(|(spec, var)| (spec, var, is_measured(&spec.name)))
     }
 
-    /// Returns candle's variables of those that are trained, in the order of [`Self::specs`].
+    /// Returns candle's `Var` of each trained variable, in the order of [`Self::specs`].
     pub fn trained(&self) -> Vec<Var> {
         let trained = |(spec, _): &&(VariableSpec, Var)| spec.kind.is_optimized();
         let trained = self.0.iter().filter(trained);
@@ -89,7 +90,7 @@ impl Variables {
         values.collect()
     }
 
-    /// Returns the elements of all variables behind each other, in the order of their numbers.
+    /// Returns the elements of all variables, concatenated in the order of the variables.
     ///
     /// # Errors
     /// candle's.
@@ -101,10 +102,10 @@ impl Variables {
         Ok(joined)
     }
 
-    /// Overwrites all variables by elements that lie behind each other.
+    /// Overwrites all variables with concatenated elements, as [`Self::joined`] returns them.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if there are fewer, or candle's.
+    /// [`VariablesError::Range`] if `joined` has too few elements, or candle's.
     pub fn overwrite(&self, joined: &[f32]) -> Result<(), VariablesError> {
         let mut rest = joined;
         for (number, (spec, _)) in self.0.iter().enumerate() {

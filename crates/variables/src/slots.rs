@@ -1,7 +1,7 @@
 //! The optimizer's slots of some of the elements of a model.
 //!
-//! Elements are numbered over all variables that are not frozen, in the order of their numbers. In vectors of slots those of an
-//! element follow each other, so the slots of a range of elements are a range.
+//! Elements are numbered across all variables that are not frozen, in the order of the variables. In a vector of slots,
+//! the slots of an element follow each other, so a range of elements has a range of slots.
 
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ pub(crate) struct SlotPart {
 }
 
 impl SlotPart {
-    /// Copies the slots of the elements that `range` has of this part to `to`, the vector of the range's slots. `at` is the place in it of
-    /// an element's slots.
+    /// Copies the slots of the elements that are both in this part and in `range` to `to`, the vector of the range's
+    /// slots. `at` returns the index in `to` of an element's first slot.
     fn copy_to(&self, range: &Range<usize>, to: &mut [f32], at: impl Fn(usize) -> usize) {
         let (elements, count) = (self.place.len(), self.count());
         for element in overlap(&self.place, range) {
@@ -35,7 +35,8 @@ impl SlotPart {
         }
     }
 
-    /// Takes the slots of the elements that `range` has of this part from a vector of the range's slots.
+    /// Copies the slots of the elements that are both in this part and in `range` from `from`, the vector of the
+    /// range's slots. `at` returns the index in `from` of an element's first slot.
     fn copy_from(&mut self, range: &Range<usize>, from: &[f32], at: impl Fn(usize) -> usize) {
         let (elements, count) = (self.place.len(), self.count());
         for element in overlap(&self.place, range) {
@@ -46,7 +47,7 @@ impl SlotPart {
         }
     }
 
-    /// Returns whether it has elements of a range.
+    /// Returns whether the part has elements of a range.
     pub(super) fn has_some_of(&self, range: &Range<usize>) -> bool {
         !overlap(&self.place, range).is_empty()
     }
@@ -61,10 +62,10 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
-/// The places of all variables' elements, and their slots.
+/// The range of each variable's elements among those of all variables, and the slots of these elements.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// The elements of each variable among those of all; none of a frozen one.
+    /// The range of each variable's elements among those of all variables. It is empty for a frozen variable.
     elements: Vec<Range<usize>>,
     slots: Vec<Slots>,
 }
@@ -79,7 +80,7 @@ impl Places {
         }))
     }
 
-    /// The places of variables with so many elements, 0 for frozen ones, and such slots.
+    /// Creates the places of variables, each given by its number of elements, 0 if it is frozen, and its slots.
     fn new(variables: impl Iterator<Item = (usize, Slots)>) -> Self {
         let mut end = 0;
         let (elements, slots) = variables
@@ -154,7 +155,7 @@ impl Places {
         self.slots(&self.parts(held), range)
     }
 
-    /// Takes the slots of a range of elements, as far as they are held.
+    /// Sets the slots of the elements in a range, as far as these elements are held.
     pub(crate) fn take(&self, held: &mut [SlotPart], range: &Range<usize>, slots: &[f32]) {
         let start = self.slots_before(range.start);
         for part in held {
@@ -163,7 +164,8 @@ impl Places {
         }
     }
 
-    /// Returns the place of an element's slots of a part in a vector that begins after `start` slots.
+    /// Returns a function from an element of a part to the index of its first slot in a vector that begins after
+    /// `start` slots.
     fn place_of_slots(&self, part: &SlotPart, start: usize) -> impl Fn(usize) -> usize + use<> {
         let (first, count) = (part.place.start, part.count());
         let before = self.slots_before(first);

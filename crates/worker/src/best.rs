@@ -10,17 +10,17 @@ use shared_proto::job::{Best, run_dir};
 use model::Metrics;
 use variables::VariablesError;
 
-/// The best evaluation of a run. The worker saves the weights as a candidate before it reports the evaluation, and renames the file once the
-/// coordinator has counted it. The record is written after that. If the worker dies between the count and the rename, the earlier best weights
-/// stay. If it dies before the record is written, the weights are better than the record says, and the next evaluation that is better than
-/// the record replaces both.
+/// The best evaluation of a run. The worker saves the weights as a candidate before it reports the evaluation, and
+/// renames the file once the coordinator has counted the evaluation. The record is written after that. If the worker
+/// dies between the count and the rename, the earlier best weights stay. If it dies before the record is written, the
+/// weights are better than the record says, and the next evaluation that is better than the record replaces both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
-    /// The metric by which it is the best.
+    /// The metric by which the evaluation is the best.
     metric: String,
-    /// Its value.
+    /// The value of the metric.
     value: f64,
-    /// The pass over the data, from 1.
+    /// The pass over the data, counted from 1.
     epoch: u32,
     /// The id of the run. A record of another run is ignored, because a directory may be used again.
     #[serde(default)]
@@ -28,10 +28,10 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Reads the record of a run directory. One of another kind counts for nothing.
+    /// Reads the record of a run directory, if there is one. Ignores a file that is not a record.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the file cannot be read.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, VariablesError> {
         let path = place(dir);
         match std::fs::read(&path) {
@@ -45,7 +45,8 @@ impl Kept {
         }
     }
 
-    /// Returns the record of an evaluation of a pass over the data, if it is better than the one that is kept of its run.
+    /// Returns the record of an evaluation after a pass over the data, if the evaluation is better than `kept`. A
+    /// `kept` record of another run or metric does not count.
     pub(crate) fn better(
         best: &Best,
         kept: Option<Self>,
@@ -75,7 +76,8 @@ impl Kept {
     }
 }
 
-/// Weights that become the best ones once their evaluation counts. The file is removed when this is dropped before.
+/// Weights that become the best ones once their evaluation counts. If the candidate is dropped earlier, its file is
+/// removed.
 pub(crate) struct Candidate {
     /// The path of the weights.
     pub(crate) path: PathBuf,
@@ -83,7 +85,7 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// Replaces the best weights and their record by these.
+    /// Replaces the best weights and their record with those of this candidate.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -95,7 +97,7 @@ impl Candidate {
         self.replace(record, write)
     }
 
-    /// Writes the file of this path, then gives it a name beside it.
+    /// Lets `write` write the file at this candidate's path, then renames the file to `name` in the same folder.
     fn replace(
         &self,
         name: &str,

@@ -38,7 +38,8 @@ impl Counters {
         }
     }
 
-    /// Shows that the worker makes no steps at present: no rate, and nothing of its last step.
+    /// Shows that the worker makes no steps at present: sets the rate and the clock to 0, and the loss and the norm to
+    /// NaN.
     pub(crate) fn rest(&self) {
         for of_step in [&self.loss, &self.gradient_norm] {
             of_step.set(f64::NAN);

@@ -15,7 +15,7 @@ use crate::strategy::StrategyError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
-    /// The coordinator refuses it, or cannot be reached.
+    /// The coordinator refuses the worker, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// The strategy fails, for example because a server does not answer.
@@ -30,7 +30,7 @@ pub enum WorkerError {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// It cannot take links from other workers.
+    /// The worker cannot take links from other workers.
     #[error("cannot listen on {address}: {error}; give another --listen")]
     Listen {
         /// The address.

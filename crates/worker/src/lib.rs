@@ -10,7 +10,7 @@
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`loops`]: training loops that a program writes itself
-//! - [`tf_config`]: the cluster that a launcher made for TensorFlow describes
+//! - [`tf_config`]: the cluster that `TF_CONFIG` describes, a variable that launchers for TensorFlow set
 //! - `best`: the best evaluation of a run
 //! - [`alone`]: jobs and models without a cluster
 

@@ -42,15 +42,15 @@ pub(crate) trait Replicas {
 pub struct Parts {
     /// The worker's coordinator.
     pub coordinator: Coordinator,
-    /// The registration with which it joins.
+    /// The registration with which the worker joins.
     pub registration: Registration,
-    /// The network by which it reaches servers.
+    /// The network through which the worker reaches servers.
     pub network: Arc<dyn Network>,
     /// The place where links from other workers arrive.
     pub links: Exchange,
     /// The stores of checkpoints.
     pub stores: Stores,
-    /// The time for which it continues without an answer of a server.
+    /// The time for which the worker continues without an answer of a server.
     pub patience: Duration,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Member<R, J> {
     replicas: R,
     /// The run of the newest membership.
     run: Option<RunNumber>,
-    /// Joins by the job's strategy.
+    /// Joins the cluster with the job's strategy.
     join: J,
 }
 
@@ -80,8 +80,9 @@ where
         }
     }
 
-    /// Works until the shutdown, or until a job has ended and `next_job` expects no other, and leaves the cluster. Calls
-    /// `registered` whenever it registers, waits for a job, or loses its place.
+    /// Works until the shutdown, or until a job has ended and `next_job` expects no other one; then leaves the cluster.
+    /// Calls `registered` with true when the worker registers or waits for a job, and with false when it loses its
+    /// place.
     pub(crate) async fn run(
         mut self,
         shutdown: &CancellationToken,

@@ -18,7 +18,8 @@ use crate::error::WorkerError;
 use crate::step_report::{StepReport, Times};
 use crate::strategy::Reconciled;
 
-/// Async mode: the time from one report to the next, in which steps are added together. In bounded mode others may wait for each step.
+/// The least time between two reports in async mode. Steps that finish meanwhile are added together. In bounded mode
+/// there is no pause, because other workers may wait for each step.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A worker's progress in a split.
@@ -29,7 +30,7 @@ pub(crate) struct SplitProgress {
     pub(crate) position: u64,
 }
 
-/// The end of the channel that the training uses.
+/// The training's side, which hands in finished steps.
 pub(crate) struct Reporter {
     pending: Arc<Mutex<Pending>>,
     /// The work in the newest answer.
@@ -60,7 +61,7 @@ struct Pending {
     times: Times,
     /// The proofs of the newest step. In sync mode a report has one step.
     receipts: Vec<wire::ShardReceipt>,
-    /// True if the answer may have the next work.
+    /// True if the answer may contain the next work.
     wants_work: bool,
 }
 
@@ -103,7 +104,8 @@ impl Reporter {
         }
     }
 
-    /// Adds a finished step to the next report. `wants_work`: it is the last of its split, and the worker is in no ring.
+    /// Adds a finished step to the next report. `wants_work` is true if the step is the last of its split and the
+    /// worker is in no ring.
     pub(crate) fn finished(&self, place: SplitProgress, step: StepReport, wants_work: bool) {
         {
             let mut pending = self.pending.lock();
@@ -147,7 +149,7 @@ impl Reporter {
         self.work.lock().take()
     }
 
-    /// Returns a future that waits until a report has failed, and then has the error.
+    /// Returns a future that waits until a report fails, and then returns the error.
     pub(crate) fn failed(&self) -> impl Future<Output = WorkerError> + use<> {
         let (mut answered, failure) = (self.answered.clone(), Arc::clone(&self.failure));
         async move {
@@ -167,12 +169,12 @@ fn error_of(failure: &Mutex<Option<WorkerError>>, reason: String) -> WorkerError
     error.unwrap_or(MembershipError::Refused(reason).into())
 }
 
-/// The end of the channel that sends reports.
+/// The side of the task that sends the reports.
 struct Reports {
     steps: StepReports,
     sender: Sender,
     reconciled: Box<dyn Reconciled>,
-    /// True if each report waits for its reply: in sync mode and in rings it comes with what the workers have done together.
+    /// True if each report waits for its reply, as in sync mode and in rings, where workers make each step together.
     waits: bool,
     pause: Duration,
     /// The number of reported steps with pushed gradients.
@@ -227,7 +229,7 @@ impl Reports {
         }
     }
 
-    /// Reports finished steps. `awaited`: not without a reply.
+    /// Reports finished steps. If `awaited`, asks for a reply in any case.
     async fn send(
         &mut self,
         place: SplitProgress,
@@ -269,8 +271,8 @@ impl Reports {
         }
     }
 
-    /// Makes a report in the epoch in which the strategy has reconciled. If the coordinator has a newer one, waits until the strategy has
-    /// reconciled there, and reports again.
+    /// Makes a report in the epoch in which the strategy has reconciled. If the coordinator has a newer epoch, waits
+    /// until the strategy has reconciled there, and reports again.
     async fn report(
         &mut self,
         mut request: wire::FinishStepRequest,

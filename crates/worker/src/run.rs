@@ -64,8 +64,8 @@ pub struct Settings {
     /// `RAYON_NUM_THREADS`.
     #[arg(long, hide = true, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// The folder (tmpfs) for memory that it shares with other workers on this host, in place of connections. `none` turns this
-    /// off.
+    /// The folder (tmpfs) for memory that this worker shares with other workers on its host, in place of connections.
+    /// `none` turns this off.
     #[arg(
         long,
         env = "FLAMBEAU_SHARED_MEMORY",
@@ -79,7 +79,7 @@ pub struct Settings {
     /// The limits on connections of other workers.
     #[command(flatten)]
     pub connections: ConnectionSettings,
-    /// The settings by which it finds its cluster.
+    /// The settings with which the worker finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
     /// The settings of all processes.
@@ -213,7 +213,7 @@ async fn tell(
     }
 }
 
-/// Builds the replica of a job, and keeps it over registrations.
+/// Builds the replica of a job, and keeps it across registrations.
 struct Builder {
     settings: Settings,
     registry: Registry,

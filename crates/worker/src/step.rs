@@ -18,11 +18,11 @@ use crate::strategy::{Pushed, Pushing, Strategy, StrategyError};
 pub(crate) struct PlaceOfStep {
     /// The number of steps before it.
     clock: Clock,
-    /// The number of the worker.
+    /// The index of the worker.
     rank: u32,
     /// The worker's place in its stage group.
     in_group: u32,
-    /// The number of workers of the group, which compute the same samples. Each reports a share of them.
+    /// The number of workers in the group. They compute the same samples, and each reports a share of them.
     group: u32,
 }
 
@@ -37,7 +37,7 @@ impl PlaceOfStep {
         }
     }
 
-    /// Returns the samples that this worker reports, of those that it has computed.
+    /// Returns how many of `samples` computed samples this worker reports.
     fn reported(&self, samples: u64) -> u64 {
         let before = |place: u32| samples * u64::from(place) / u64::from(self.group);
         before(self.in_group + 1) - before(self.in_group)
@@ -54,13 +54,14 @@ pub(crate) struct ComputedStep {
 
 /// A step with an unacknowledged push.
 pub(crate) struct PushedStep {
-    /// The position of the split behind it.
+    /// The position in the split after the step.
     pub(crate) end: u64,
     pub(crate) report: StepReport,
     pub(crate) pushing: Pushing,
 }
 
-/// Pulls what a prepared batch wants, and computes the gradients of a step. `next` is the batch of the step after it, if it is known.
+/// Pulls what a prepared batch wants, and computes the gradients of a step. `next` is the batch of the next step, if it
+/// is known.
 pub(crate) async fn compute(
     replica: &dyn Replica,
     strategy: &mut dyn Strategy,
@@ -107,7 +108,7 @@ pub(crate) async fn compute(
     })
 }
 
-/// Pushes the gradients of a step. `next` is the batch of the step after it, if it is known.
+/// Pushes the gradients of a step. `next` is the batch of the next step, if it is known.
 pub(crate) async fn push(
     replica: &dyn Replica,
     strategy: &mut dyn Strategy,

@@ -13,11 +13,11 @@ pub(crate) struct StepReport {
     pub(crate) norm: f64,
     /// True if its gradient was NaN or infinite and was left out.
     pub(crate) skipped: bool,
-    /// True if this worker reports it then: the first one of a stage group does.
+    /// True if this worker reports a skipped step. In a stage group, only the first worker does.
     pub(crate) reports_skip: bool,
-    /// True if it was closed without this worker's gradient.
+    /// True if the step was closed without this worker's gradient.
     pub(crate) late: bool,
-    /// The parts of the time that it has taken so far.
+    /// The parts of the time that the step has taken so far.
     pub(crate) times: Times,
     /// Sync mode: the proofs that its gradient is held where the step needs it.
     pub(crate) receipts: Vec<wire::ShardReceipt>,

@@ -1,11 +1,12 @@
-//! `TF_CONFIG`: the addresses of a cluster's processes and the place of this one, as launchers made for TensorFlow set it.
+//! `TF_CONFIG`: the addresses of a cluster's processes and the place of this one, in the form that launchers for
+//! TensorFlow use.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::Deserialize;
 
-/// The environment variable.
+/// The name of the environment variable.
 pub const VARIABLE: &str = "TF_CONFIG";
 
 const EXAMPLE: &str = r#"{"cluster": {"chief": ["host:2222"], "worker": ["host:2222"], "ps": ["host:2222"]}, "task": {"type": "worker", "index": 0}}"#;
@@ -142,8 +143,8 @@ impl Address {
         })
     }
 
-    /// Returns the address to listen on: loopback if it is one, or else all interfaces, because a name may resolve to an address that the
-    /// host does not have itself.
+    /// Returns the address to listen on: this address if it is loopback, otherwise all interfaces, because a name may
+    /// resolve to an address that the host does not have itself.
     pub fn to_listen_on(&self) -> SocketAddr {
         let bare = self.host.trim_start_matches('[').trim_end_matches(']');
         let ip = match bare {
@@ -165,10 +166,10 @@ impl std::fmt::Display for Address {
 }
 
 impl TfConfig {
-    /// Reads the variable of this process's environment.
+    /// Reads the variable from this process's environment.
     ///
     /// # Errors
-    /// If it is not set, or makes no sense.
+    /// If the variable is not set, or makes no sense.
     pub fn of_environment() -> Result<Self, TfConfigError> {
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text),

@@ -25,7 +25,7 @@ use crate::step::{PlaceOfStep, compute, idle, push};
 use crate::strategy::{Strategy, StrategyError};
 use crate::unfinished::Unfinished;
 
-/// The pause before a file is written again for which there was no room.
+/// The pause before the worker tries again to write a file to a full disk.
 const ROOM_AGAIN: Duration = Duration::from_secs(2);
 
 /// The training loop of a member.
@@ -100,8 +100,8 @@ impl Trainer<'_> {
         Ok(reply)
     }
 
-    /// Joins the next group of workers. The steps that were made are reported first, because they belong to the split of
-    /// this one.
+    /// Joins the next group of workers. Reports the finished steps first, because they belong to the split of the last
+    /// group.
     async fn regroup(&mut self) -> Result<(), WorkerError> {
         self.reporter.flush().await?;
         self.clock = self.strategy.regroup(self.replica).await?;
@@ -257,8 +257,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// Writes the evaluated weights as the job's model, and returns the file's SHA-256. Returns nothing for a job
-    /// without a run directory.
+    /// Writes the evaluated weights as the job's model, and returns the file's SHA-256. For a job without a run
+    /// directory, writes nothing and returns no bytes.
     async fn save_model(&mut self) -> Result<Bytes, WorkerError> {
         let Some(dir) = &self.job.run_dir else {
             return Ok(Bytes::new());

@@ -1,5 +1,5 @@
-//! Classification of errors. On an error of its own a worker leaves alone. An error that every worker
-//! would meet ends the job.
+//! Classification of errors. After an error of its own, only this worker leaves. An error that every worker would meet
+//! ends the job.
 
 use daemon::membership::MembershipError;
 use daemon::process::Failure;

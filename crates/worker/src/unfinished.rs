@@ -18,7 +18,8 @@ pub(crate) struct Unfinished<R> {
     step: Option<PushedStep>,
     /// Ready with an error once steps no longer count.
     failed: Pin<Box<dyn Future<Output = WorkerError>>>,
-    /// Reports a finished step: the number of finished steps including this one, the step, and the position of the split behind it.
+    /// Reports a finished step: the number of finished steps including this one, the step, and the position in the
+    /// split after it.
     report: R,
 }
 
@@ -78,7 +79,8 @@ impl<R: FnMut(Clock, StepReport, u64)> Unfinished<R> {
     /// Waits until the gradients of the step are acknowledged, and finishes it. The wait counts as time of the step's push.
     ///
     /// # Errors
-    /// The strategy's, if the step does not count; or that of earlier steps: one that follows them does not count either.
+    /// The strategy's, if the step does not count; or the error of an earlier step, because no step after that one
+    /// counts.
     pub(crate) async fn finish(&mut self) -> Result<(), WorkerError> {
         if self.step.is_none() {
             return Ok(());

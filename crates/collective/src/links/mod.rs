@@ -1,4 +1,4 @@
-//! The ways between the ranks of a group.
+//! Links between the ranks of a group.
 
 mod memory;
 
@@ -9,11 +9,11 @@ use crate::schedule::Rank;
 
 pub use memory::MemoryLinks;
 
-/// The links of one rank to the others. Pieces arrive in the order in which they were sent. The links of a group are dropped
-/// when one of them fails, so that the peers notice it too.
+/// The links of one rank to the others. Pieces arrive in the order in which they were sent. When a link fails, the
+/// owner of the group drops all its links, so that the peers notice the failure too.
 #[async_trait(?Send)]
 pub trait Links {
-    /// Sends a piece. Returns once a limited number of pieces is on its way.
+    /// Sends a piece. Waits while too many pieces are on their way.
     async fn send(&self, to: Rank, piece: Bytes) -> Result<(), LinkError>;
 
     /// Receives the next piece of a peer. If the future is dropped, no piece of less than 16 KiB is lost.

@@ -4,8 +4,8 @@
 
 use super::{Combine, Rank, Round};
 
-/// Returns the rounds of a rank, after which it has the sum of all ranks' vectors. If the number of ranks is no power of
-/// two, the surplus ranks give their vectors to others first, and get the sums at the end.
+/// Returns the rounds of a rank, after which it has the sum of all ranks' vectors. If the number of ranks is not a
+/// power of two, the surplus ranks first send their vectors to other ranks, and receive the sum at the end.
 pub(super) fn all_reduce(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     let all = 0..elements;
     let core = match ranks.is_power_of_two() {

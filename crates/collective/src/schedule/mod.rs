@@ -18,7 +18,7 @@ use std::ops::Range;
 /// The place of a process or device in a group, from 0.
 pub type Rank = usize;
 
-/// A part of a collective operation, as one rank does it. What it sends is what it has after the rounds before.
+/// A part of a collective operation for one rank. The rank sends its elements as they are after the rounds before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Round {
     /// The peer that elements are sent to, and their range.
@@ -30,29 +30,30 @@ pub(crate) struct Round {
 /// What is done with received elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Combine {
-    /// Each is added to the element that is there.
+    /// Each received element is added to the element at the same index.
     Add,
-    /// Each takes the place of the element that is there.
+    /// Each received element replaces the element at the same index.
     Replace,
 }
 
-/// The way in which an all-reduce is made.
+/// The algorithm of an all-reduce among `n` ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// Each rank sends and receives `2 (n - 1) / n` of the vector, in `2 (n - 1)` rounds.
     Ring,
     /// Each rank sends and receives the whole vector in each of `log2 n` rounds.
     Doubling,
-    /// A rank adds up the vectors of all others, and sends each of them the sum.
+    /// The vectors are added up along a binomial tree to one rank, and the sum is copied back along the same tree.
     ReduceToOne,
 }
 
-/// The bytes up to which recursive doubling is faster than a ring (`flambeau bench allreduce` measures both).
+/// The size in bytes up to which recursive doubling is faster than a ring (`flambeau bench allreduce` measures both).
 pub const DOUBLING_BYTES: usize = 128 << 10;
 
 impl Algorithm {
-    /// Returns the faster algorithm for so many elements of so many bytes. Doubling sends the vector `log2 n` times among `n` ranks, a
-    /// ring less than twice, but in more rounds. Between two ranks both send the same bytes.
+    /// Returns the faster algorithm for a vector of `elements` elements of `bytes` bytes each. Among `n` ranks,
+    /// doubling sends the vector `log2 n` times; a ring sends it less than twice, but in more rounds. Between two ranks
+    /// both send the same number of bytes.
     pub fn for_size(elements: usize, bytes: usize) -> Self {
         match elements.saturating_mul(bytes) <= DOUBLING_BYTES {
             true => Self::Doubling,
@@ -60,7 +61,7 @@ impl Algorithm {
         }
     }
 
-    /// Returns the algorithm of a name.
+    /// Returns the algorithm with this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         let all = [Self::Ring, Self::Doubling, Self::ReduceToOne];
         all.into_iter().find(|algorithm| algorithm.name() == name)
@@ -101,7 +102,8 @@ pub(crate) fn all_reduce(
     }
 }
 
-/// Returns the rounds of a rank, after which each of some ranks has the sum of their vectors of one element.
+/// Returns the rounds of a rank, after which each of the ranks in `ranks` has the sum of their one-element vectors. A
+/// rank outside `ranks` has no rounds.
 pub(crate) fn sum_among(rank: Rank, ranks: Range<Rank>) -> Vec<Round> {
     let Some(place) = rank.checked_sub(ranks.start).filter(|_| rank < ranks.end) else {
         return Vec::new();
@@ -110,7 +112,7 @@ pub(crate) fn sum_among(rank: Rank, ranks: Range<Rank>) -> Vec<Round> {
     renamed(rounds, |place| place + ranks.start)
 }
 
-/// Returns the rounds of a rank, after which each rank has every other one's [`segment`].
+/// Returns the rounds of a rank, after which each rank has the [`segment`]s of all ranks.
 pub(crate) fn all_gather(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     ring::all_gather(rank, ranks, elements)
 }
@@ -128,12 +130,14 @@ pub(crate) fn reduce_to_keepers(
     rounds
 }
 
-/// Returns the rounds of a rank, after which each rank has the vector of `root`: each hands it on to the next.
+/// Returns the rounds of a rank, after which each rank has the vector of `root`. Each rank passes the vector on to the
+/// next.
 pub(crate) fn pass_around(rank: Rank, root: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     ring::pass_around(rank, root, ranks, elements)
 }
 
-/// Returns the rounds of a rank, after which each rank has the vector of `root`: it goes along a tree.
+/// Returns the rounds of a rank, after which each rank has the vector of `root`. The vector travels along a binomial
+/// tree.
 pub(crate) fn broadcast(rank: Rank, root: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     if elements == 0 {
         return Vec::new();
@@ -144,8 +148,8 @@ pub(crate) fn broadcast(rank: Rank, root: Rank, ranks: usize, elements: usize) -
     renamed(rounds, |place| (place + root) % ranks)
 }
 
-/// Returns the elements of which a rank holds the sum after a reduce-scatter: the ranks' segments follow each other, and
-/// their sizes differ by one element at most.
+/// Returns a rank's segment: the range of elements of which the rank has the sum after a reduce-scatter. The segments
+/// follow each other in rank order, and their sizes differ by at most one element.
 pub fn segment(rank: Rank, ranks: usize, elements: usize) -> Range<usize> {
     elements * rank / ranks..elements * (rank + 1) / ranks
 }
@@ -179,7 +183,7 @@ fn peers_in(rounds: impl IntoIterator<Item = Round>) -> BTreeSet<Rank> {
     rounds.into_iter().flat_map(peers).collect()
 }
 
-/// Returns rounds with other ranks in them.
+/// Returns the rounds with each peer replaced by `name(peer)`.
 fn renamed(rounds: Vec<Round>, name: impl Fn(Rank) -> Rank) -> Vec<Round> {
     let mut rounds = rounds;
     for round in &mut rounds {

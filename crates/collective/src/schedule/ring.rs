@@ -10,7 +10,7 @@ pub(super) fn reduce_scatter(rank: Rank, ranks: usize, elements: usize) -> Vec<R
     around(rank, ranks, elements, 1, Combine::Add)
 }
 
-/// Returns the rounds of a rank that has its own segment, after which it has all of them.
+/// Returns the rounds of a rank. The rank begins with its own segment, and ends with all segments.
 pub(super) fn all_gather(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     around(rank, ranks, elements, 0, Combine::Replace)
 }
@@ -32,7 +32,7 @@ pub(super) fn pass_around(rank: Rank, root: Rank, ranks: usize, elements: usize)
     vec![receive, send]
 }
 
-/// Returns the rounds in which each segment travels around the ring, from the rank that is `lead` behind it.
+/// Returns the rounds of a rank in which each segment travels around the ring. Segment `s` begins at rank `s + lead`.
 fn around(rank: Rank, ranks: usize, elements: usize, lead: usize, combine: Combine) -> Vec<Round> {
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     let of = |behind: usize| segment((rank + 2 * ranks - lead - behind) % ranks, ranks, elements);

@@ -25,7 +25,7 @@ pub(super) fn reduce(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     rounds
 }
 
-/// Returns the rounds of a rank, after which it has the vector of rank 0: those of [`reduce`] in reverse.
+/// Returns the rounds of a rank, after which it has the vector of rank 0. They are the rounds of [`reduce`] in reverse.
 pub(super) fn broadcast(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     let reversed = reduce(rank, ranks, elements).into_iter().rev();
     let copy = |round: Round| Round {

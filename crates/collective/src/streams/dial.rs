@@ -21,7 +21,7 @@ use super::link::{Link, OUTGOING, reason};
 use super::peer::Peer;
 use super::shared_memory::Offered;
 
-/// The pauses between attempts: from the first to the longest.
+/// The first and the longest pause between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
 /// The opening of a link to a peer of a ring.

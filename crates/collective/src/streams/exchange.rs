@@ -26,11 +26,11 @@ pub struct Identity {
     pub job: String,
     /// The run of which the process is a member.
     pub run: RunNumber,
-    /// The process.
+    /// The task of the process.
     pub task: Task,
 }
 
-/// The place where links to this process arrive. Clones are the same place.
+/// The place where links to this process arrive. Clones share one place.
 #[derive(Clone, Default)]
 pub struct Exchange(Arc<Shared>);
 
@@ -51,7 +51,7 @@ struct State {
     /// The ring that this process is in, or forms.
     ring: Epoch,
     waiting: BTreeMap<(Epoch, Task), Link>,
-    /// The links that were taken.
+    /// Handles to the links that a ring has taken. A handle can end its link.
     taken: BTreeMap<(Epoch, Task), Arc<Changed>>,
 }
 
@@ -93,7 +93,7 @@ impl Exchange {
         self.0.shared_memory.as_deref()
     }
 
-    /// Takes links to this task from now on, and drops those to an earlier one.
+    /// Accepts links to this process from now on. If the identity has changed, drops the waiting links.
     pub fn belong_to(&self, identity: Identity) {
         let mut state = self.state();
         if state.identity.as_ref() != Some(&identity) {
@@ -104,7 +104,7 @@ impl Exchange {
         }
     }
 
-    /// Begins a ring: drops the links of earlier ones.
+    /// Begins a ring, and drops the links of earlier rings.
     pub(super) fn begin(&self, ring: Epoch) {
         let mut state = self.state();
         state.ring = ring;
@@ -134,7 +134,7 @@ impl Exchange {
     /// Checks a greeting, answers it, and keeps its link for the ring.
     ///
     /// # Errors
-    /// The status with which the link is to end.
+    /// The status with which to end the link.
     pub(super) fn offer(
         &self,
         greeting: wire::Greeting,
@@ -183,7 +183,7 @@ impl State {
         Some(link)
     }
 
-    /// Returns the task that greets, and the ring that it means.
+    /// Checks a greeting. Returns the task that sent it, and the ring that it names.
     fn check(&self, greeting: &wire::Greeting) -> Result<(Task, Epoch), Status> {
         let version = greeting.protocol_version;
         if version != PROTOCOL_VERSION {

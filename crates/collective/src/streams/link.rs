@@ -1,5 +1,5 @@
-//! An open link: a stream in each direction. Between processes of a host, the pieces are in shared memory, and the streams
-//! carry their lengths.
+//! An open link: a stream in each direction. Between processes of a host, larger pieces go through shared memory, and
+//! the streams carry their lengths.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,22 +17,23 @@ use tonic::Status;
 use super::shared_memory::{SLOTS, SharedMemory};
 use crate::pieces::PIECE_BYTES;
 
-/// The number of pieces that may wait for the transport.
+/// The number of messages that may wait for the transport.
 pub(super) const OUTGOING: usize = 4;
 
-/// The number of slots that are freed at a time: half of them, so that the peer writes to the others meanwhile.
+/// The number of slots that are freed at a time: half of them, so that the peer can write to the others meanwhile.
 const FREED: usize = SLOTS / 2;
 
 /// The time to wait for the peer's reason after a link has broken.
 const TOLD: Duration = Duration::from_secs(1);
 
-/// The bytes from which a piece goes through shared memory. A smaller one is in the message itself.
+/// The size in bytes from which a piece goes through shared memory. A smaller piece is in the message itself.
 const SHARED_BYTES: usize = 16 << 10;
 
-/// The most bytes, in messages, of pieces that have come and are not received yet. A peer that follows the protocol sends fewer.
+/// The most bytes of pieces that have arrived and are not received yet. Bytes in shared memory do not count. A peer
+/// that follows the protocol sends fewer.
 const MOST_ARRIVED: usize = 8 << 20;
 
-/// The bytes that each piece counts for itself, beside its content.
+/// The number of bytes that count for each piece in addition to its content.
 const EACH: usize = 128;
 
 /// A stream in each direction between two ranks.
@@ -68,7 +69,7 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    /// Adds a piece, unless there are too many bytes.
+    /// Adds a piece. Returns `None` if there are too many bytes now.
     fn add(&mut self, piece: Arrived) -> Option<()> {
         self.bytes += piece.bytes();
         self.pieces.push_back(piece);
@@ -85,7 +86,7 @@ impl Arrivals {
 /// A piece that has come.
 enum Arrived {
     Here(Bytes),
-    /// It is in shared memory, and has so many bytes.
+    /// The length in bytes of a piece in shared memory.
     Shared(usize),
 }
 
@@ -98,19 +99,19 @@ impl Arrived {
     }
 }
 
-/// Memory that is shared with the peer, and what is in it.
+/// Memory that is shared with the peer, and the state of its slots.
 struct Shared {
     memory: SharedMemory,
-    /// The number of pieces that were written.
+    /// The number of pieces that this side has written.
     written: AtomicUsize,
-    /// The number of pieces that were read.
+    /// The number of pieces that this side has read.
     read: AtomicUsize,
-    /// The own slots that the peer has read.
+    /// The free slots of this side: the unused ones, and those that the peer has read.
     free: Semaphore,
 }
 
 impl Link {
-    /// A link of these streams, both of which are past the greeting.
+    /// Creates a link from the streams of both directions, after the greeting.
     pub(super) fn new(
         outgoing: Sender,
         messages: Incoming<wire::LinkMessage>,
@@ -143,7 +144,7 @@ impl Link {
         let _ = self.outgoing.try_send(Ok(Kind::Admitted(admitted).into()));
     }
 
-    /// Sends a piece. Returns the reason if the link is broken. Pieces are sent one after the other.
+    /// Sends a piece. Returns the reason if the link is broken. Calls must not overlap.
     pub(super) async fn send(&self, piece: Bytes) -> Result<(), String> {
         let message = match &self.shared {
             Some(shared) if (SHARED_BYTES..=PIECE_BYTES).contains(&piece.len()) => {
@@ -183,7 +184,7 @@ impl Link {
         Ok(piece)
     }
 
-    /// Takes in messages until there is what the caller waits for. Another task may do the same meanwhile.
+    /// Receives messages until `found` returns a value. Another task may do the same meanwhile.
     async fn until<T>(&self, found: impl Fn() -> Option<T>) -> Result<T, String> {
         loop {
             let changed = self.changed.notify.notified();
@@ -215,7 +216,7 @@ impl Link {
         Ok(())
     }
 
-    /// Notes what a message says.
+    /// Records what a message contains: a piece, or the number of slots that the peer has freed.
     fn note(&self, message: Option<Kind>) -> Result<(), String> {
         let arrived = match (message, &self.shared) {
             (Some(Kind::Piece(piece)), _) => Arrived::Here(piece),
@@ -263,7 +264,7 @@ impl Link {
     }
 }
 
-/// Returns the reason of a status, for people.
+/// Returns the text of a status for people: the message, or the code if there is no message.
 pub(super) fn reason(status: &Status) -> String {
     match status.message() {
         "" => status.code().to_string(),

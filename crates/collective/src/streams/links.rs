@@ -36,11 +36,11 @@ pub struct StreamLinks {
 }
 
 impl StreamLinks {
-    /// The links of a rank of ring `ring`, with these peers in rank order. A peer has the time `patience` to open or to
-    /// take a link.
+    /// Creates the links of a rank of ring `ring`. `peers` has all ranks of the ring, this one included, in rank order.
+    /// Each peer has the time `patience` to open or accept a link.
     ///
     /// # Errors
-    /// If `exchange` takes no links of this process.
+    /// If this process is not registered, so that `exchange` has no identity.
     pub fn new(
         exchange: &Exchange,
         network: Arc<dyn Network>,
@@ -76,7 +76,7 @@ impl StreamLinks {
             .await
     }
 
-    /// Opens the links that sums among these ranks need, of which this rank may be one.
+    /// Opens the links that sums among `ranks` need. Does nothing if this rank is not among them.
     ///
     /// # Errors
     /// The rank that cannot be reached.
@@ -85,8 +85,8 @@ impl StreamLinks {
         self.open(schedule::peers_among(self.rank, ranks)).await
     }
 
-    /// Opens the links of a star: the rank `center` opens those to all others, and each other rank the one to `center`. Those that
-    /// [`Self::connect`] does not open for the same `root` are for signals, and have no shared memory.
+    /// Opens this rank's links of a star, which connects the rank `center` with each other rank. Omits those that
+    /// [`Self::connect`] opens for the same `root`. The opened links are for signals, and have no shared memory.
     ///
     /// # Errors
     /// The rank that cannot be reached.
@@ -108,7 +108,8 @@ impl StreamLinks {
         Ok(())
     }
 
-    /// Closes the links so that the peers receive all that was sent. Returns once they have closed theirs too, or after `patience`.
+    /// Closes the links so that the peers receive everything that was sent. Returns once the peers have closed their
+    /// links too, or after `patience`.
     #[boxed]
     pub async fn close(self, patience: Duration) {
         let open = self.links.into_iter().filter_map(OnceCell::into_inner);

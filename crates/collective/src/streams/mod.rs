@@ -1,4 +1,4 @@
-//! Links between processes: gRPC streams without copies of what they carry (`network::stream`).
+//! Links between processes: gRPC streams that do not copy their payload (`network::stream`).
 //!
 //! - `exchange`: the place where links from other processes arrive
 //! - `service`: the gRPC service that takes them

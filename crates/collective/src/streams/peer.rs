@@ -7,6 +7,6 @@ use shared_proto::ids::Task;
 pub struct Peer {
     /// The task.
     pub task: Task,
-    /// The address at which it takes links.
+    /// The address at which the task accepts links.
     pub address: String,
 }

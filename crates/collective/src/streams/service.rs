@@ -38,7 +38,7 @@ const GREETING: Bounds = Bounds {
 /// The time in which a caller must greet.
 const GREET: Duration = Duration::from_secs(10);
 
-/// The time for which a caller that does not read may keep a refusal.
+/// The time for which a refusal waits for a caller that does not read.
 const TELL: Duration = Duration::from_millis(100);
 
 /// The service `flambeau.v1.Collective`.

@@ -24,26 +24,26 @@ use crate::pieces::PIECE_BYTES;
 /// The folder for shared memory, on systems that have one.
 pub const SHARED_MEMORY: &str = "/dev/shm";
 
-/// The number of pieces that may be in the memory in one direction. With more of them the memory does not stay in the cache.
+/// The number of slots, each for a piece, in one direction. With more slots, the memory does not stay in the cache.
 pub(super) const SLOTS: usize = 8;
 
 /// The size of a file in bytes. A file has the slots of one direction.
 const BYTES: usize = SLOTS * PIECE_BYTES;
 
-/// What the names of files begin with.
+/// The prefix of file names.
 const PREFIX: &str = "flambeau-";
 
-/// The random characters of a name, by which two hosts do not have files of the same name.
+/// The number of random characters in a name, which keep two hosts from having files of the same name.
 const RANDOM: usize = 24;
 
-/// Memory that is shared with a peer. Each side writes to slots of its own, one after the other, and reads those of the peer. They are in
-/// two files, because writes to a file exclude each other.
+/// Memory that is shared with a peer. Each side writes to its own slots, one after the other, and reads the peer's
+/// slots. Each side's slots are in a separate file, because writes to a file exclude each other.
 pub(super) struct SharedMemory {
     own: File,
     theirs: File,
 }
 
-/// Memory that the peer has not opened yet. Its names are removed when this is dropped.
+/// Memory that the peer has not opened yet. Dropping the value removes the names of its files.
 pub(super) struct Offered {
     paths: [TempPath; 2],
     memory: SharedMemory,
@@ -53,7 +53,7 @@ impl Offered {
     /// Creates memory in a folder.
     ///
     /// # Errors
-    /// If the folder does not exist or is full.
+    /// If the folder does not exist, is full, or is not in memory.
     pub(super) fn create(folder: &Path) -> io::Result<Self> {
         let ((own, own_path), (theirs, theirs_path)) = (create(folder)?, create(folder)?);
         Ok(Self {
@@ -62,21 +62,23 @@ impl Offered {
         })
     }
 
-    /// Returns the names by which the peer opens it: that of the slots of this side, and that of the peer's.
+    /// Returns the names of the files that the peer has to open: that with this side's slots, then that with the
+    /// peer's.
     pub(super) fn names(&self) -> Vec<String> {
         let names = self.paths.iter().map(|path| path.file_name());
         let text = |name: Option<&OsStr>| name.unwrap_or_default().to_string_lossy().into_owned();
         names.map(text).collect()
     }
 
-    /// Returns the memory, which the peer has opened.
+    /// Returns the memory once the peer has opened it, and removes the names of its files.
     pub(super) fn accepted(self) -> SharedMemory {
         self.memory
     }
 }
 
 impl SharedMemory {
-    /// Opens the memory of a peer. None if there is none of these names: then the peer is on another host.
+    /// Opens the memory of a peer. Returns `None` if there are no files of these names: then the peer is on another
+    /// host.
     pub(super) fn open(folder: &Path, names: &[String]) -> Option<Self> {
         let [theirs, own] = names else {
             return None;
@@ -87,12 +89,12 @@ impl SharedMemory {
         })
     }
 
-    /// Writes the piece of this number, counted from 0. Its slot must be free.
+    /// Writes this side's piece `number`, counted from 0. Its slot must be free.
     pub(super) fn write(&self, number: usize, piece: &[u8]) -> io::Result<()> {
         self.own.write_all_at(piece, offset(number))
     }
 
-    /// Reads the peer's piece of this number.
+    /// Reads the peer's piece `number`, counted from 0, which has `length` bytes.
     pub(super) fn read(&self, number: usize, length: usize) -> io::Result<Bytes> {
         let mut piece = Vec::with_capacity(length);
         while piece.len() < length {
@@ -121,7 +123,7 @@ fn create(folder: &Path) -> io::Result<(File, TempPath)> {
     Ok(named.into_parts())
 }
 
-/// Refuses a file on a disk, which would be slow, or on a network, where two hosts would have it.
+/// Refuses a file on a disk, which would be slow, or on a network file system, which two hosts could share.
 #[cfg(target_os = "linux")]
 fn check_in_memory(file: &File) -> io::Result<()> {
     /// `TMPFS_MAGIC` of statfs(2).
@@ -160,7 +162,7 @@ fn open(folder: &Path, name: &str) -> Option<File> {
     is_peers.then_some(file)
 }
 
-/// Returns the offset of a piece among the slots of its side.
+/// Returns the offset of a piece in its side's file, in bytes.
 fn offset(number: usize) -> u64 {
     (number % SLOTS * PIECE_BYTES) as u64
 }

@@ -36,7 +36,8 @@ impl Variables {
             .map(MeasuredOnDevice)
     }
 
-    /// Gives the variables that the model has changed their values of before. Returns the changes of averaged ones, before minus after.
+    /// Resets the variables that the model changes while it computes to `before`. Returns the changes of averaged
+    /// variables by variable number: `before` minus the present values.
     ///
     /// # Errors
     /// candle's.
@@ -58,12 +59,14 @@ impl Variables {
     }
 }
 
-/// The gradients of a step in a device's memory, a vector for each group. Those of averaged variables are their changes.
+/// The gradients of a step in a device's memory, one vector for each update group. For averaged variables, the vectors
+/// have their changes instead of gradients.
 #[derive(Clone, Debug)]
 pub struct DeviceGradients(pub(crate) Vec<Tensor>);
 
 impl DeviceGradients {
-    /// Takes the gradients of trained variables out of `store`. `changes` has those of averaged variables.
+    /// Takes the gradients of trained variables out of `store`. `changes` has the changes of averaged variables by
+    /// number.
     ///
     /// # Errors
     /// [`VariablesError::NoGradient`] names a trained variable that has none, or candle's.
@@ -91,7 +94,8 @@ impl DeviceGradients {
         Ok(Self(vectors.collect::<Result<_>>()?))
     }
 
-    /// Returns gradients from the host: a vector for each variable, by its number. Those of frozen variables may be empty.
+    /// Copies gradients from the host: one vector for each variable, in order. The vector of a frozen variable may be
+    /// empty.
     ///
     /// # Errors
     /// candle's.
@@ -120,7 +124,7 @@ impl DeviceGradients {
         groups.0.iter().map(zeros).collect::<Result<_>>().map(Self)
     }
 
-    /// Returns the vectors. All replicas have the same ones, in the same order.
+    /// Returns the vectors, one for each group. All replicas have vectors of the same lengths in the same order.
     pub fn vectors(&self) -> &[Tensor] {
         &self.0
     }
@@ -135,7 +139,8 @@ impl DeviceGradients {
         vectors.collect::<Result<_>>().map(Self)
     }
 
-    /// Returns the norm of trained variables' gradients and of those of rows, given the sum of the squares of the latter.
+    /// Returns the global norm of the gradients of trained variables and of table rows. `squares_of_rows` is the sum of
+    /// the squares of the rows' gradients.
     pub fn norm(&self, groups: &UpdateGroups, squares_of_rows: f64) -> Result<f64> {
         let mut sum: Option<Tensor> = None;
         for (group, vector) in groups.0.iter().zip(&self.0) {
@@ -152,8 +157,8 @@ impl DeviceGradients {
         Ok((squares + squares_of_rows).sqrt())
     }
 
-    /// Limits the gradients of trained variables, which have this norm together with those of rows. Gradients with a norm that is not finite
-    /// stay, to be found.
+    /// Clips the gradients of trained variables. `norm` is the global norm of these gradients and those of table rows.
+    /// If it is not finite, the gradients stay as they are, so that a later check finds them.
     pub fn clipped(self, groups: &UpdateGroups, clip: Clip, norm: f64) -> Result<Self> {
         if !norm.is_finite() {
             return Ok(self);

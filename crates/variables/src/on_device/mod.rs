@@ -21,7 +21,8 @@ use super::set::Variables;
 pub use gradients::{DeviceGradients, MeasuredOnDevice};
 pub(super) use slots::DeviceSlots;
 
-/// The number of elements from which on a group takes no more variables. An update needs memory for several vectors of a group.
+/// The number of elements from which on a group takes no more variables, because an update needs memory for several
+/// vectors as long as the group's.
 const ELEMENTS: usize = 1 << 24;
 
 /// The groups in which variables are updated. Frozen variables are in none.
@@ -82,15 +83,15 @@ impl Group {
         self.places.last().map_or(0, |last| last.end)
     }
 
-    /// Returns the variables' tensors as one vector, without the operations that made them: slots that knew these would keep the tensors of
-    /// all steps before.
+    /// Returns the variables' tensors as one vector, without the operations that computed them. With these operations,
+    /// the slots would keep the tensors of all earlier steps in memory.
     fn join(&self, tensor: impl Fn(usize) -> Result<Tensor>) -> Result<Tensor> {
         let flat = |number: &usize| tensor(*number)?.detach().flatten_all();
         let flat: Vec<Tensor> = self.variables.iter().map(flat).collect::<Result<_>>()?;
         Tensor::cat(&flat, 0)
     }
 
-    /// Returns the elements of each variable in one of the group's vectors.
+    /// Returns each variable's number, and its elements in one of the group's vectors.
     fn split<'a>(
         &'a self,
         vector: &'a Tensor,

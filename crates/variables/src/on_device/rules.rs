@@ -55,7 +55,7 @@ pub(super) fn updated(
     }
 }
 
-/// Returns `before` times `share`, and `new` times the rest.
+/// Returns `before` times `share`, plus `new` times `1 - share`.
 fn mixed(before: &Tensor, share: f32, new: &Tensor) -> Result<Tensor> {
     (before * f64::from(share))? + (new * f64::from(1.0 - share))?
 }

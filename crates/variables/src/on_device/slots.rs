@@ -1,4 +1,4 @@
-//! An optimizer's slots in a device's memory, and the updates by them.
+//! An optimizer's slots in a device's memory, and the updates that use them.
 
 use candle_core::{Result, Tensor};
 use optimizer::{Update, VariableRule};
@@ -20,7 +20,7 @@ struct GroupSlots {
 }
 
 impl DeviceSlots {
-    /// Copies slots to the device. `of` returns those of a variable.
+    /// Copies slots and moving averages to the device. `of` returns the slots and the averages of a variable.
     pub(crate) fn upload<'a>(
         groups: &UpdateGroups,
         variables: &Variables,
@@ -52,7 +52,8 @@ impl DeviceSlots {
         groups.0.iter().map(upload).collect::<Result<_>>().map(Self)
     }
 
-    /// Copies the slots to the host. `to` takes those of a variable: the number of the slot, none for the moving average, and the values.
+    /// Copies slots and moving averages to the host. Calls `to` for each variable with its number, the index of a slot,
+    /// or `None` for the moving averages, and the values.
     pub(crate) fn download(
         &self,
         groups: &UpdateGroups,

@@ -14,7 +14,7 @@ use crate::set::Variables;
 pub(super) struct OnDevice {
     groups: Arc<UpdateGroups>,
     slots: DeviceSlots,
-    /// True if those on the host are older.
+    /// True if the slots and averages on the host are out of date.
     newer: bool,
 }
 
@@ -92,7 +92,7 @@ impl LocalOptimizer {
         Ok(())
     }
 
-    /// Continues on the host.
+    /// Moves slots and averages back to the host.
     pub(super) fn leave_device(&mut self) -> Result<(), VariablesError> {
         self.copy_from_device()?;
         self.on_device = None;

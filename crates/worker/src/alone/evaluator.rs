@@ -31,7 +31,7 @@ impl Evaluator {
         })
     }
 
-    /// Returns the loss and the metrics of a file of weights, with these rows of tables.
+    /// Returns the loss and the metrics on the held-out samples, with the weights of a file and these rows of tables.
     ///
     /// # Errors
     /// If the file holds other variables than the model has; or the data's or the model's.

@@ -14,16 +14,18 @@ use model::registry::Registry;
 use model::tables::{LocalTables, RowSource};
 use replica::{DeviceReplicas, Mirror, Positions, Replica, ReplicaError, Step, StepsMade};
 
-/// The share of the smoothed loss that remains in a step.
+/// The decay of the exponential moving average of the loss.
 const SMOOTHING: f64 = 0.95;
 
 /// The multiple of the lowest smoothed loss beyond which a training has diverged.
 const DIVERGED: f64 = 4.0;
 
-/// The least fall of the smoothed loss, as a part of the first one, for which a rate is suggested: less is rounding.
+/// The least fall of the smoothed loss, per unit of the logarithm of the rate and as a part of the first loss, for
+/// which a rate is suggested. A smaller fall is a rounding error.
 const LEAST_FALL: f64 = 1e-6;
 
-/// The part of the points on each side of one over which its slope is taken, so that the noise of single steps does not choose.
+/// The slope at a point is taken over `1 / SIDE` of all points on each side, so that the noise of single steps does not
+/// decide.
 const SIDE: usize = 16;
 
 /// The learning rates that a search tries.
@@ -60,7 +62,8 @@ impl RateRange {
     /// Checks the range.
     ///
     /// # Errors
-    /// If it does not rise, or has fewer than 10 rates.
+    /// If `from` is not positive, `to` is not greater than `from`, or there are fewer than 10 or more than 1,000,000
+    /// rates.
     pub fn validate(&self) -> Result<(), RangeError> {
         let positive = self.from.is_finite() && self.from > 0.0;
         let checks = [
@@ -88,7 +91,7 @@ impl RateRange {
         }
     }
 
-    /// Returns the rate of a step, from 0.
+    /// Returns the rate of a step, counted from 0.
     fn rate(&self, step: u32) -> f32 {
         let way = f64::from(step) / f64::from(self.rates - 1);
         let (from, to) = (f64::from(self.from), f64::from(self.to));
@@ -107,13 +110,14 @@ pub struct RatePoint {
     pub smoothed: f64,
 }
 
-/// The loss by the learning rate.
+/// The loss as a function of the learning rate.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct LearningRateCurve {
     /// The steps, in the order of their rates.
     pub points: Vec<RatePoint>,
-    /// The rate at which the smoothed loss falls fastest, by the logarithm of the rate; none if it never falls.
+    /// The rate at which the smoothed loss falls fastest, per unit of the logarithm of the rate; `None` if the loss
+    /// never falls.
     pub suggestion: Option<f32>,
     /// True if the loss has diverged, so that higher rates were not tried.
     pub diverged: bool,
@@ -141,8 +145,8 @@ impl LearningRateCurve {
         !self.diverged
     }
 
-    /// Chooses the rate at which the smoothed loss falls fastest, before it is lowest. The first tenth counts for nothing, because too few
-    /// steps are averaged there.
+    /// Suggests the rate at which the smoothed loss falls fastest before its minimum. Leaves out the first tenth of the
+    /// points, where the average covers too few steps.
     fn suggest(&mut self) {
         let points = self.points.iter().enumerate();
         let lowest = points.min_by(|one, other| one.1.smoothed.total_cmp(&other.1.smoothed));
@@ -155,7 +159,8 @@ impl LearningRateCurve {
         self.suggestion = steepest.map(|(at, _)| self.points[at].rate);
     }
 
-    /// Returns the slope of the smoothed loss around a point, by the logarithm of the rate: that of the line of least squares.
+    /// Returns the slope, around a point, of the smoothed loss as a function of the logarithm of the rate, by least
+    /// squares.
     fn slope(&self, at: usize) -> f64 {
         let side = (self.points.len() / SIDE).max(1);
         let end = self.points.len().min(at + side + 1);
@@ -174,11 +179,12 @@ impl LearningRateCurve {
     }
 }
 
-/// Trains a job for some steps with rising learning rates, from its initial values. A step has the samples that an update of the job has:
-/// those of all workers where these make a step together. The rates of groups and tables rise in proportion. Schedules have no effect.
+/// Trains a job for some steps from its initial values, with a higher learning rate in each step. A step has as many
+/// samples as an update of the job: those of all workers if they make a step together. The rates of groups and tables
+/// rise in proportion. Schedules have no effect. The caller has validated `range`.
 ///
 /// # Errors
-/// If the range makes no sense; the data's or the model's.
+/// The data's or the model's.
 #[boxed(?Send)]
 pub async fn find_learning_rate(
     job: &Job,
@@ -280,7 +286,7 @@ impl Search {
         Ok(computed.loss)
     }
 
-    /// Hands the rows that a batch wants to the replica.
+    /// Reads the rows that a batch wants, and loads them into the replica.
     async fn read_rows(&mut self, wants: &[Want]) -> Result<(), ReplicaError> {
         let tables = self.replica.description().tables.len();
         let none = |table| {
@@ -319,7 +325,7 @@ impl Search {
     }
 }
 
-/// Returns the gradients of variables behind each other.
+/// Returns the gradients of all variables, concatenated.
 fn joined(gradients: &Gradients) -> Vec<f32> {
     let elements: usize = gradients.values.iter().map(Elements::len).sum();
     let mut joined = vec![0.0; elements];

@@ -147,7 +147,7 @@ fn evaluate(
     Ok(evaluating.metrics())
 }
 
-/// What a training has left.
+/// The results of a training.
 pub struct Trained<'a> {
     /// The job as it ran.
     pub job: &'a Job,
@@ -155,21 +155,21 @@ pub struct Trained<'a> {
     pub weights: &'a Path,
     /// Returns the source of the rows of tables. It is not called for a model without tables.
     pub rows: RowsOf<'a>,
-    /// What the columns of the data were fitted to; none for data without columns.
+    /// The transforms that were fitted to the columns of the data; `None` for data without columns.
     pub fitted: Option<&'a Fitted>,
 }
 
 /// The samples on which a trained model is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evaluated {
-    /// Those that the job holds out.
+    /// The samples that the job holds out.
     HeldOut,
-    /// All in `data.dir`, which are of other data than that of the training. Data of sources that keep nothing of the training has its
-    /// held-out samples evaluated.
+    /// All samples in `data.dir`, which has other data than the training had. If the training has left no fitted
+    /// transforms, the held-out samples of that data.
     All,
 }
 
-/// Evaluates a trained model. Returns the number of samples too.
+/// Evaluates a trained model. Also returns the number of samples.
 ///
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
@@ -292,10 +292,10 @@ impl Loaded {
         })
     }
 
-    /// Puts other samples in place of those that are held out, and returns the latter.
+    /// Replaces the held-out samples, and returns the former ones.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if they have other inputs.
+    /// [`InputError::Invalid`] if `samples` has other inputs than the model was trained with.
     pub(crate) fn replace_held_out(
         &mut self,
         samples: InMemory,

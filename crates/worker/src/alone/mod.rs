@@ -1,9 +1,9 @@
 //! Jobs and models without a cluster, in one process.
 //!
-//! - [`local`]: a job, for comparison
+//! - [`local`]: a job in a single process, with which distributed runs are compared
 //! - [`evaluator`]: a model that is evaluated with the weights of many checkpoints
 //! - [`finder`]: the search for a learning rate
-//! - [`predict`]: what a trained model says of samples
+//! - [`predict`]: predictions of a trained model
 
 pub mod evaluator;
 pub mod finder;

@@ -18,7 +18,7 @@ use shared_proto::job::{Job, run_dir};
 
 use super::local::{Loaded, Trained};
 
-/// The predictions for some samples, in words and numbers.
+/// The predictions for some samples, as a table of labels and numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Predictions {
     /// The names of the columns.
@@ -34,7 +34,7 @@ pub enum Cell {
     Label(String),
     /// A probability, or a number that was predicted.
     Number(f32),
-    /// A number that was predicted for labels that were standardised.
+    /// A predicted number in the unit of the labels, which were standardised for the training.
     Double(f64),
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Cell {
 }
 
 impl Predictions {
-    /// Puts columns of the data that was predicted before the predictions.
+    /// Inserts columns of the predicted data in front of the predictions.
     ///
     /// # Errors
     /// If the data has no such column, or cannot be read.
@@ -100,12 +100,12 @@ impl Predictions {
     }
 }
 
-/// Returns the predictions of a trained model. With `fitted`, the samples are all that are in `data.dir`, with the
-/// transforms and the classes of training; labels are not read and may be missing. Otherwise they are the job's held-out
-/// samples.
+/// Returns the predictions of a trained model. With `trained.fitted`, predicts all samples in `data.dir`, with the
+/// transforms and the classes of the training; labels are not read and may be missing. Otherwise predicts the held-out
+/// samples of the job.
 ///
-/// For classes, a prediction is the likeliest class and its probability; for a binary target, the likelier label and the
-/// probability of the one that counts as 1; for numbers, each number.
+/// For classes, a prediction is the likeliest class and its probability; for a binary target, the likelier label and
+/// the probability of the label that counts as 1; for numbers, the numbers.
 ///
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
@@ -144,8 +144,8 @@ pub fn predict(
     Ok(Predictions { header, rows })
 }
 
-/// Returns a trained model's outputs for each of some samples, or for each held-out sample of the job: the probability of each class,
-/// the probability of 1, or numbers.
+/// Returns a trained model's outputs for each of `samples`, or, without them, for each held-out sample of the job: the
+/// probabilities of the classes, the probability that a binary label is 1, or numbers.
 ///
 /// # Errors
 /// The data's or the model's, or if the samples have other inputs than those of the training.
@@ -270,7 +270,8 @@ impl Scorer {
         Ok(scores?.concat())
     }
 
-    /// Returns the model's outputs for some samples: probabilities for a binary target, and else as they are.
+    /// Returns the model's outputs for some samples: probabilities for a binary target, raw outputs for any other
+    /// target.
     ///
     /// # Errors
     /// The data's or the model's, or if rows cannot be read.
@@ -302,7 +303,7 @@ impl Form {
     }
 }
 
-/// Checks that the outputs for the samples from `start` on are numbers.
+/// Checks that no output is NaN. The outputs belong to the samples from `start` on.
 fn check_finite(outputs: &Tensor, start: u64) -> candle_core::Result<()> {
     let values = outputs
         .to_dtype(DType::F32)?
@@ -364,7 +365,7 @@ fn rows_of<T: WithDType>(outputs: &Tensor) -> candle_core::Result<Vec<Vec<T>>> {
     }
 }
 
-/// Returns a class's label; its number if the data has no labels in words.
+/// Returns a class's label, or its number if the data has no labels in words.
 fn label(labels: &BTreeMap<u32, String>, class: u32) -> Cell {
     let label = labels.get(&class).cloned();
     Cell::Label(label.unwrap_or_else(|| class.to_string()))

@@ -2,8 +2,8 @@
 
 use super::error::LoopError;
 
-/// A collective call. Its code is sent as the first number and is summed with the others, so each member sees whether all make the same
-/// call.
+/// A collective call. Its code is sent as the first number. The codes of all members are summed like the other numbers,
+/// so each member sees whether all make the same call.
 #[derive(Clone, Copy)]
 pub(super) enum Act {
     Meet,

@@ -26,7 +26,7 @@ impl Averaged {
         Ok(())
     }
 
-    /// Goes back to the values at the beginning of the step, because it counts on no replica.
+    /// Restores the values from the beginning of the step, because the step counts on no replica.
     pub(super) fn restore(&self) -> Result<(), LoopError> {
         Ok(self.variables.overwrite(&self.before)?)
     }

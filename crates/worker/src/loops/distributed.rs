@@ -31,16 +31,17 @@ pub(super) struct State<M> {
     pub(super) averaged: Averaged,
     pub(super) device: Device,
     pub(super) optimizing: Vec<Optimizing>,
-    /// None after a step in which a replica has failed: the others no longer know what it has done.
+    /// `None` after a step that has failed, because the replicas may differ.
     pub(super) meeting: Option<Meeting>,
 }
 
 impl<M> Distributed<M> {
-    /// Adds an optimizer for the variables whose names match a pattern, in which `*` stands for any text. A model may have several, as
-    /// the two of a generative adversarial network. On several hosts each process calls it, with the same settings.
+    /// Adds an optimizer for the variables whose names match a pattern, in which `*` stands for any text. A model may
+    /// have several optimizers, such as the two of a generative adversarial network. On several hosts each process must
+    /// call this method, with the same settings.
     ///
     /// # Errors
-    /// If no variable matches, one has an optimizer already, or another host has other settings.
+    /// If no variable matches, a matching variable has an optimizer already, or another host has other settings.
     pub fn optimizer(
         &mut self,
         variables: &str,
@@ -100,8 +101,9 @@ impl<M> Distributed<M> {
     /// All replicas must make the same calls of [`Replica::minimize`] and [`Replica::sum`], in the same order.
     ///
     /// # Errors
-    /// That of the first replica whose step has failed. The others then fail too, and the model cannot be trained further, because the
-    /// replicas may differ.
+    /// The error that is closest to the cause, if the step of a replica fails. The steps of all replicas fail then. The
+    /// model cannot be trained further, because the replicas may differ, except after [`LoopError::NonFinite`] or with
+    /// a single replica.
     pub fn run<T: Send>(
         &mut self,
         step: impl Fn(&mut Replica<'_, M>) -> candle_core::Result<T> + Sync,
@@ -188,8 +190,8 @@ impl<M> Distributed<M> {
         Ok(self.replicas[0].variables.save(path.as_ref())?)
     }
 
-    /// Sets the variables of all replicas from a safetensors file. The state of optimizers stays. On several hosts each process calls it,
-    /// with a file of the same content.
+    /// Sets the variables of all replicas from a safetensors file. The state of optimizers stays. On several hosts each
+    /// process must call this method, with a file of the same content.
     ///
     /// # Errors
     /// If the file cannot be read, or holds other variables, or other values than on another host.
@@ -237,7 +239,7 @@ impl<M> Distributed<M> {
     }
 }
 
-/// Leaves the other processes when it is dropped, unless this one has done its part.
+/// Leaves the loop's other processes when it is dropped, unless `done` was called.
 pub(super) struct LeaveUnlessDone(Option<Strategy>);
 
 impl LeaveUnlessDone {

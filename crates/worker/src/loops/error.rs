@@ -96,8 +96,8 @@ pub enum LoopError {
 }
 
 impl LoopError {
-    /// Returns a rank of the error: 0 for the cause of a failed step, higher for a consequence. A panic may be about the failure of another
-    /// replica.
+    /// Returns the distance of the error from the cause of a failed step: 0 for a cause, more for a consequence. A
+    /// panic may be a consequence of another replica's failure.
     pub(super) fn distance(&self) -> u8 {
         match self {
             Self::Other(_) | Self::OutOfStep => 3,
@@ -125,13 +125,13 @@ pub enum HostError {
     /// A text is not an address.
     #[error("{0:?} is not the address of a process; expected host:port")]
     Address(String),
-    /// An address is there twice.
+    /// The list has an address twice.
     #[error("address {0:?} is twice in the list; give each process its own address")]
     Twice(String),
     /// The certificates or the token cannot be used.
     #[error(transparent)]
     Security(#[from] SecurityError),
-    /// The address cannot be listened on.
+    /// The process cannot listen on its address.
     #[error(
         "cannot listen on {listen}: {error}; the address must be one of this host's, with a port that is free"
     )]
@@ -144,7 +144,7 @@ pub enum HostError {
     /// The threads that carry the links cannot be started.
     #[error("cannot start the thread that carries the links: {0}")]
     Runtime(io::Error),
-    /// Another process is lost, or has not come.
+    /// Another process is lost, or has not connected.
     #[error(
         "process {index} of the loop ({address}) is lost: {reason}; start the program again on each host, with the same list of addresses and an index of its own, and load the variables that were saved last"
     )]
@@ -161,7 +161,7 @@ pub enum HostError {
         "the processes of the loop have different variables, values or settings of an optimizer; use the same program, the same seed, the same settings and the same file on each host"
     )]
     Differs,
-    /// Not all processes have come in time.
+    /// Not all processes have connected in time.
     #[error(
         "the processes of the loop have not met within {} s; start the program on each host, with the same list of addresses and an index of its own",
         .0.as_secs()

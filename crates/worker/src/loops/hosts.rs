@@ -31,7 +31,7 @@ use super::act::Act;
 use super::error::{HostError, LoopError};
 use crate::tf_config::{Address, TfConfig, TfConfigError};
 
-/// The longest time that a process which ends its loop waits until the others have received its last messages.
+/// The longest time for which a process that ends its loop waits until the others have received its last messages.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The longest time until the others have received the last messages and have closed their links.
@@ -40,7 +40,7 @@ const CLOSING: Duration = Duration::from_secs(2);
 /// The time for the first exchange of messages, beyond the time in which the links must open.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The most connections of other processes.
+/// The most connections from other processes.
 const MOST_LINKS: usize = 1024;
 
 /// The most numbers that are added up by one message in each direction.
@@ -49,7 +49,8 @@ const MOST_NUMBERS: usize = MAX_MESSAGE_BYTES / size_of::<f64>() / 2;
 /// The epoch of the ring: a loop has only one.
 const RING: Epoch = Epoch(1);
 
-/// The processes of a training loop. Each one runs the same program with the same list and an index of its own.
+/// The processes of a training loop. Each process runs the same program, with the same list of addresses and its own
+/// index.
 ///
 /// A process takes links from the others at its own address. If a process is lost, each later step of the others fails. A [`Trainer`] on a
 /// cluster continues after such a failure.
@@ -66,7 +67,8 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// The processes at these addresses, each as host:port, of which this is number `index`, from 0.
+    /// Lists the processes by their addresses, each as host:port. `index` is the index of this process in the list,
+    /// from 0.
     pub fn new<A: Into<String>>(addresses: impl IntoIterator<Item = A>, index: usize) -> Self {
         Self {
             addresses: addresses.into_iter().map(Into::into).collect(),
@@ -113,8 +115,8 @@ impl Hosts {
         self
     }
 
-    /// Sets the folder for memory that it shares with the other processes on its host (default: `/dev/shm`). Without a folder, all data
-    /// goes over connections.
+    /// Sets the folder for memory that this process shares with the others on its host (default: `/dev/shm`). Without a
+    /// folder, all data goes over connections.
     #[must_use]
     pub fn shared_memory(mut self, folder: Option<PathBuf>) -> Self {
         self.shared_memory = folder;
@@ -128,7 +130,7 @@ impl Hosts {
         self
     }
 
-    /// Returns where it listens.
+    /// Returns the address on which this process listens.
     ///
     /// # Errors
     /// If the index or an address makes no sense.
@@ -155,8 +157,8 @@ impl Hosts {
         Ok(address.to_listen_on())
     }
 
-    /// Returns the place of a process in the loop. The run number is a digest of the list, so processes with different lists refuse each
-    /// other.
+    /// Returns the identity of a process of the loop. The run number is a digest of the list, so processes with
+    /// different lists refuse each other.
     fn identity(&self, index: usize) -> Identity {
         let digest = Sha256::digest(self.addresses.join(" "));
         Identity {
@@ -174,9 +176,9 @@ impl Hosts {
 pub(super) struct HostGroup {
     addresses: Vec<String>,
     index: usize,
-    /// The replicas of the processes before this one.
+    /// The number of replicas of the processes before this one.
     before: usize,
-    /// The replicas of all processes.
+    /// The number of replicas of all processes.
     replicas: usize,
     /// The number of models that were built.
     models: AtomicUsize,
@@ -191,7 +193,7 @@ pub(super) struct HostGroup {
 struct LinkRuntime(Option<Runtime>);
 
 impl LinkRuntime {
-    /// Makes links open on this runtime, also where the caller has one of its own.
+    /// Enters this runtime, so that links open on it even if the caller has a runtime of its own.
     fn enter(&self) -> Option<EnterGuard<'_>> {
         self.0.as_ref().map(Runtime::enter)
     }
@@ -206,7 +208,7 @@ impl Drop for LinkRuntime {
 }
 
 impl HostGroup {
-    /// Connects to the other processes and exchanges the numbers of replicas.
+    /// Connects to the other processes, and exchanges how many replicas each has.
     pub(super) fn meet(hosts: &Hosts, own_replicas: usize) -> Result<Self, LoopError> {
         let listen = hosts.own_listen()?;
         let security = Security::load(&hosts.security).map_err(HostError::Security)?;
@@ -270,7 +272,7 @@ impl HostGroup {
         })
     }
 
-    /// Returns the number of this process.
+    /// Returns the index of this process.
     pub(super) fn index(&self) -> usize {
         self.index
     }
@@ -280,7 +282,8 @@ impl HostGroup {
         self.before
     }
 
-    /// Returns the number of a new model. Models have the same numbers on all processes, which build them in the same order.
+    /// Returns the index of a new model. A model has the same index in all processes, because they build models in the
+    /// same order.
     pub(super) fn next_model(&self) -> usize {
         self.models.fetch_add(1, Relaxed)
     }
@@ -297,7 +300,7 @@ impl HostGroup {
         all.map_err(|_| LoopError::HostsOutOfStep)
     }
 
-    /// Returns the sums of the processes' numbers. Fails if a process has another count of them.
+    /// Returns the sums of the processes' numbers. Fails if a process has more or fewer numbers.
     pub(super) fn sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>, LoopError> {
         if numbers.len() <= MOST_NUMBERS {
             return self.play(async |group| group.sum_short(numbers).await);
@@ -316,17 +319,18 @@ impl HostGroup {
         })
     }
 
-    /// Makes each element the sum of all processes' elements at its place.
+    /// Replaces each element with the sum of all processes' elements at the same index.
     pub(super) fn add_up(&self, values: &mut [f32]) -> Result<(), LoopError> {
         self.play(async |group| group.all_reduce(values).await)
     }
 
-    /// Returns the bytes of all processes, in their order.
+    /// Returns the bytes of all processes, in the order of the processes.
     pub(super) fn gather(&self, own: Bytes) -> Result<Vec<Bytes>, LoopError> {
         self.play(async |group| group.gather_bytes(own).await)
     }
 
-    /// Checks that all processes have the same content.
+    /// Checks that all processes have the same content, by 40 of its first 64 bits. So a digest must stand for longer
+    /// content.
     pub(super) fn same(&self, content: &[u8]) -> Result<(), LoopError> {
         // 40 bits, so that the sum of some thousands is exact.
         let own = (u64::from_le_bytes(first_bytes(content)) >> 24) as f64;

@@ -17,12 +17,13 @@ pub(super) struct Meeting {
     hosts: Option<Arc<HostGroup>>,
     /// The number of all replicas.
     replicas: usize,
-    /// The number of the model on this process. Processes that use several models in different orders must not add up their numbers.
+    /// The index of the model in this process. It keeps processes that use several models in different orders from
+    /// adding up numbers of different models.
     model: usize,
 }
 
 impl Meeting {
-    /// Returns the place of each of so many replicas of this process.
+    /// Returns the meetings of this process's replicas, one for each.
     pub(super) fn among(replicas: usize, hosts: Option<&Arc<HostGroup>>) -> Vec<Self> {
         let links = MemoryLinks::among(replicas).into_iter().enumerate();
         let model = hosts.map_or(0, |hosts| hosts.next_model());
@@ -40,7 +41,8 @@ impl Meeting {
         self.replicas == 1
     }
 
-    /// Agrees with the others on an act with these numbers, and returns their sums.
+    /// Makes a collective call with these numbers, and returns their sums over all replicas. Fails if a replica makes
+    /// another call.
     fn agree(&self, act: Act, numbers: &[f64]) -> Result<Vec<f64>, LoopError> {
         if self.is_alone() {
             return Ok(numbers.to_vec());
@@ -75,8 +77,8 @@ impl Meeting {
         self.agree(Act::Sum, numbers)
     }
 
-    /// Agrees on an update of so many elements by an optimizer. Returns the number of samples of all, and of replicas with a gradient
-    /// that is not finite.
+    /// Agrees with all replicas on an update of `elements` elements by an optimizer. Returns the number of samples of
+    /// all replicas, and the number of replicas with a gradient that is not finite.
     pub(super) fn agree_on_update(
         &self,
         optimizer: usize,
@@ -98,7 +100,8 @@ impl Meeting {
         }
     }
 
-    /// Makes each element the sum of all replicas' elements at its place, with the same bits on each one.
+    /// Replaces each element with the sum of all replicas' elements at the same index, with the same bits on all
+    /// replicas.
     pub(super) fn add_up(&self, values: &mut [f32]) -> Result<(), LoopError> {
         if self.is_alone() {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Training loops that a program writes itself: the same step on several replicas of a model, which stay equal.
 //!
 //! - `distributed`: a model with its replicas, and their steps; `replica`: what a step sees of its replica
-//! - `meeting`: how replicas add up numbers; `hosts`: the processes that they are on; `act`: what both agree on
-//! - `optimizing`: variables with an optimizer of their own; `averaged`: those that the model itself changes
+//! - `meeting`: how replicas add up numbers; `hosts`: the processes of the replicas; `act`: the collective calls
+//! - `optimizing`: variables with an optimizer of their own; `averaged`: variables that the model itself changes
 
 mod act;
 mod averaged;
@@ -116,8 +116,9 @@ impl Strategy {
         })
     }
 
-    /// Trains on several hosts. The environment variable `TF_CONFIG`, which launchers made for TensorFlow set, lists the processes: the chief
-    /// and the workers. Each process uses these devices. Without `TF_CONFIG`, trains in this process alone.
+    /// Trains on several hosts. The environment variable `TF_CONFIG`, which launchers for TensorFlow set, lists the
+    /// processes: the chief and the workers. Each process uses `devices`. Without `TF_CONFIG`, trains in this process
+    /// alone.
     ///
     /// # Errors
     /// As [`on_hosts`](Self::on_hosts), or if `TF_CONFIG` makes no sense.
@@ -132,7 +133,7 @@ impl Strategy {
     /// the same loop. Returns once all processes have met.
     ///
     /// # Errors
-    /// If there is no such device, the list makes no sense, or a process does not come in time.
+    /// If there is no such device, the list makes no sense, or a process does not connect in time.
     pub fn on_hosts(hosts: &Hosts, devices: &str) -> Result<Self, LoopError> {
         let here = Self::mirrored(devices)?;
         let together = HostGroup::meet(hosts, here.devices.len())?;
@@ -206,7 +207,8 @@ impl Strategy {
             .map_err(LoopError::Gather)
     }
 
-    /// Builds the model on each device. The seed and a variable's name decide its initial values, so they are the same on all.
+    /// Builds the model on each device. The seed and a variable's name decide its initial values, so they are the same
+    /// everywhere.
     ///
     /// # Errors
     /// Those of `build`, or if the replicas have different variables, another host has other values, or a process is lost.
@@ -254,14 +256,14 @@ impl Strategy {
     }
 }
 
-/// The name under which a tensor travels to be gathered.
+/// The name of the tensor in the message that [`Strategy::gather`] sends.
 const GATHERED: &str = "gathered";
 
-/// How the numbers of replicas become one.
+/// How the numbers of the replicas are combined into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     /// Their sum.
     Sum,
-    /// Their mean, in which all replicas count alike.
+    /// Their mean, in which all replicas have the same weight.
     Mean,
 }

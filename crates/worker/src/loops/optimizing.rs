@@ -28,20 +28,20 @@ impl Optimizing {
         })
     }
 
-    /// Returns whether it updates the variable of this name.
+    /// Returns whether the optimizer updates the variable with this name.
     pub(super) fn has(&self, name: &str) -> bool {
         let specs = self.variables.specs();
         specs.iter().any(|spec| spec.name == name)
     }
 
-    /// Returns the gradients of its variables behind each other, and whether they are finite.
+    /// Returns the gradients of the optimizer's variables, concatenated, and whether they are finite.
     pub(super) fn gradients(&self, store: &GradStore) -> Result<(Vec<f32>, bool), LoopError> {
         let gradients = self.variables.trained_gradients(store, &[])?;
         let finite = gradients.norm().is_finite();
         Ok((gradients.joined(), finite))
     }
 
-    /// Updates the variables by the mean gradient of all replicas, which is limited first.
+    /// Updates the variables with the mean gradient of all replicas, after clipping.
     pub(super) fn update(&mut self, gradient: Vec<f32>) -> Result<(), LoopError> {
         let (gradient, _) = Trained::whole(gradient).clipped(self.clip);
         let mut gradient = gradient.joined().into();
@@ -49,7 +49,7 @@ impl Optimizing {
     }
 }
 
-/// Refuses settings that have no effect: the user expects that they have one.
+/// Refuses settings that have no effect in a loop, because the user expects an effect.
 fn check(job: &Job) -> Result<(), LoopError> {
     let Schedule {
         kind, total_steps, ..

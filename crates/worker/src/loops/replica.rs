@@ -14,14 +14,14 @@ pub struct Replica<'a, M> {
     pub(super) device: &'a Device,
     pub(super) optimizing: &'a mut [Optimizing],
     pub(super) meeting: &'a Meeting,
-    /// The samples of the step so far.
+    /// The number of samples of the step so far.
     pub(super) samples: usize,
-    /// The error with which the replica has failed, of which candle's errors would keep the text alone.
+    /// The error with which the replica has failed. candle's errors keep only its text.
     pub(super) failed: Option<LoopError>,
 }
 
 impl<'a, M> Replica<'a, M> {
-    /// Returns the number of this replica, from 0.
+    /// Returns the index of this replica, from 0.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -41,9 +41,9 @@ impl<'a, M> Replica<'a, M> {
         self.device
     }
 
-    /// Makes the loss of the global batch smaller, by one update of an optimizer. `loss` is the mean over the `samples` of this replica;
-    /// the update is made with the gradient of the mean over all replicas' samples. A replica without samples passes 0 as
-    /// `samples`, and any loss that depends on the variables.
+    /// Lowers the loss of the global batch by one update of an optimizer. `loss` is the mean over this replica's
+    /// samples, and `samples` is their number. The update uses the gradient of the mean over all replicas' samples. A
+    /// replica without samples passes 0 as `samples`, and any loss that depends on the variables.
     ///
     /// # Errors
     /// If a variable has no gradient, a gradient is not finite, or another replica has failed.
@@ -96,7 +96,7 @@ impl<'a, M> Replica<'a, M> {
         self.noted(sum)
     }
 
-    /// Refuses calls after one that has failed: the other replicas no longer wait for them.
+    /// Refuses calls after a failed one, because the other replicas do not take part in them any more.
     fn check(&self) -> candle_core::Result<()> {
         match &self.failed {
             Some(error) => Err(Error::msg(format!("the step has failed before: {error}"))),
@@ -104,7 +104,7 @@ impl<'a, M> Replica<'a, M> {
         }
     }
 
-    /// Keeps an error, and returns it as one of candle's.
+    /// Keeps an error, and returns it as an error of candle.
     fn noted<T>(&mut self, outcome: Result<T, LoopError>) -> candle_core::Result<T> {
         outcome.map_err(|error| {
             let text = error.to_string();

@@ -81,7 +81,7 @@ impl Hybrid {
         }
     }
 
-    /// Returns the gradients of rows to push: none of a step that does not count.
+    /// Returns the gradients of table rows to push: no rows if the step has none, or if its gradients are not finite.
     fn rows(&self, gradients: &mut Gradients) -> Gradients {
         let rows = std::mem::take(&mut gradients.rows);
         let counts = !rows.is_empty() && gradients.norm.is_finite();

@@ -30,7 +30,7 @@ pub struct Joining<'a> {
     pub job: &'a Job,
     /// This worker's place in the cluster.
     pub membership: &'a Membership,
-    /// The network by which other processes are reached.
+    /// The network through which the worker reaches other processes.
     pub network: &'a Arc<dyn Network>,
     /// The place where links from other workers arrive.
     pub links: &'a Exchange,
@@ -44,12 +44,13 @@ pub struct Joining<'a> {
 /// and agrees with the others on the initial values.
 #[async_trait(?Send)]
 pub trait Strategy {
-    /// Makes the updates of a split with this factor of the learning rate. The default leaves it to the servers, which know it from views.
+    /// Sets the factor of the learning rate for later updates. The default leaves it to the servers, which have the
+    /// factor from views.
     async fn scale_learning_rate(&mut self, _: f64, _: &dyn Replica) -> Result<(), StrategyError> {
         Ok(())
     }
 
-    /// Writes the values that the batch of the step after `clock` wants into the replica.
+    /// Writes the values that the batch of the step at `clock` wants into the replica.
     async fn pull(
         &mut self,
         clock: Clock,
@@ -57,9 +58,10 @@ pub trait Strategy {
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError>;
 
-    /// Computes the loss and the gradients of a step. There may be no samples: then it computes nothing, but other workers may wait
-    /// for this one in the middle of their passes. `next` is the batch of the next step, if it is known, so that its values can be
-    /// requested meanwhile. The default requests nothing, and lets the replica compute by itself.
+    /// Computes the loss and the gradients of a step. Without samples there is nothing to compute, but other workers
+    /// may wait for this one in the middle of their passes. `next` is the batch of the next step, if it is known, so
+    /// that its values can be requested meanwhile. The default requests nothing, and lets the replica compute by
+    /// itself.
     async fn compute(
         &mut self,
         positions: Positions,
@@ -73,9 +75,9 @@ pub trait Strategy {
         })
     }
 
-    /// Takes the mean gradients of the step after `clock` over so many samples. They count once the result is acknowledged; no
-    /// other gradients are pushed before. `next` is the batch of the next step, if it is known, so that its values can be requested
-    /// right behind the gradients.
+    /// Pushes the mean gradients of the step at `clock` over `samples` samples. They count once the result is
+    /// acknowledged; the caller pushes no other gradients before. `next` is the batch of the next step, if it is known,
+    /// so that its values can be requested right behind the gradients.
     async fn push(
         &mut self,
         clock: Clock,
@@ -85,8 +87,8 @@ pub trait Strategy {
         replica: &dyn Replica,
     ) -> Result<Pushing, StrategyError>;
 
-    /// Forms a group with the other workers anew, because the one that this worker was in is over. Returns the number of
-    /// steps that the values have. It is called only for strategies in which workers form groups.
+    /// Forms a new group with the other workers, because the last group of this worker is over. Returns the number of
+    /// steps that the values include. It is called only for strategies in which workers form groups.
     async fn regroup(&mut self, _: &dyn Replica) -> Result<Clock, StrategyError> {
         Err(StrategyError::Answer {
             call: "LeaseWork",
@@ -118,7 +120,7 @@ pub trait Strategy {
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError>;
 
-    /// Writes what the last evaluation measured to a safetensors file.
+    /// Writes the weights that the last evaluation measured to a safetensors file.
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError>;
 
     /// Returns a watch on the epoch in which this worker's steps count.
@@ -128,7 +130,7 @@ pub trait Strategy {
 /// The result of a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// The time for which others held the pull back.
+    /// The time for which other processes held the pull back.
     pub waited: Duration,
 }
 
@@ -149,7 +151,8 @@ impl Pushing {
         Self(Box::pin(acknowledged))
     }
 
-    /// Waits until the push counts. If this is dropped before, it may be called again; once it has returned, it may not.
+    /// Waits until the push counts. If the future is dropped first, the method may be called again; once it has
+    /// returned, it must not be.
     ///
     /// # Errors
     /// The strategy's, if the push does not count.
@@ -170,7 +173,7 @@ pub struct Pushed {
 /// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluated {
-    /// The means over the held-out samples.
+    /// The metrics on the held-out samples.
     pub metrics: Metrics,
     /// The epoch to which the weights belong. With servers, the evaluation does not count if there is a newer one.
     pub epoch: Epoch,
@@ -180,7 +183,7 @@ pub struct Evaluated {
 /// replaced, and counts a step only if it was made in the newest epoch.
 #[async_trait]
 pub trait Reconciled: Send {
-    /// Returns the epoch at present.
+    /// Returns the epoch in which the strategy has reconciled at present.
     fn epoch(&self) -> Epoch;
 
     /// Waits until the strategy has reconciled in this epoch or a later one.

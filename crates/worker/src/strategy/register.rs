@@ -37,8 +37,8 @@ fn unusable(problem: String) -> StrategyError {
     }
 }
 
-/// Registers the variables. Waits until there is a shard map, for a strategy that has one, and, unless this worker is
-/// to send them, initial values.
+/// Registers the variables. If the strategy has a shard map, waits until there is one. Also waits until there are
+/// initial values, unless this worker has to send them.
 ///
 /// # Errors
 /// The coordinator's, or [`StrategyError::Answer`] if its shard map cannot be read.

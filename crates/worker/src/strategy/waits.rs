@@ -58,8 +58,8 @@ impl Waits {
     }
 }
 
-/// Reports which tasks this worker waits for, in the log, the metrics and to the coordinator, until the returned value is dropped.
-/// The coordinator knows one list of each worker, so the parts of a strategy are reported together.
+/// Reports which tasks this worker waits for, in the log, the metrics and to the coordinator, until the returned value
+/// is dropped. The coordinator keeps one list for each worker, so the parts of a strategy are reported together.
 pub(super) fn tell_waits<const PARTS: usize>(
     membership: &Membership,
     mut parts: [Waits; PARTS],

@@ -38,7 +38,7 @@ pub(super) struct StageWaits {
 }
 
 impl StageWaits {
-    /// Returns the rank for which the replica of `rank` has waited for so long.
+    /// Returns the neighbour of `rank` for which its replica has waited longer than `time`, if there is one.
     pub(super) fn longer_than(&self, time: Duration, rank: Rank) -> Option<Rank> {
         let exceeds = |wait: &Option<Wait>| wait.as_ref().is_some_and(|wait| wait.exceeds(time));
         match (exceeds(&self.before), exceeds(&self.next)) {

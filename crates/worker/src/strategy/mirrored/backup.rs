@@ -1,10 +1,10 @@
 //! Backup workers: a step counts the gradients that are ready first (Chen et al., "Revisiting Distributed Synchronous SGD", 2016,
 //! section 3).
 //!
-//! In each step rank 0 hears from each other member once: that its gradient is ready, that it has no samples, or that it is late. As soon as all
-//! but `strategy.backup_workers` members have a gradient or no samples, and one has a gradient, rank 0 *closes* the step: it sends a
-//! signal to each other member, and those with gradients that are not ready are late. Then all members add up their gradients, the late ones
-//! zeros.
+//! In each step, each other member sends rank 0 one answer: its gradient is ready, it has no samples, or it is late. As
+//! soon as all but `strategy.backup_workers` members have a gradient or no samples, and one has a gradient, rank 0
+//! *closes* the step: it sends a signal to each other member. A member whose gradient is not ready then is late. Then
+//! all members add up their gradients, and late members add zeros.
 //!
 //! The replica of a late member goes on with its pass. Meanwhile the member takes part in the sums of the next steps, and is late in each. It
 //! keeps the mean gradients, and makes the updates once the pass is over. So all members make the same updates.
@@ -31,21 +31,23 @@ use crate::strategy::StrategyError;
 /// The most steps that a member misses during one pass. After that the others wait for it.
 const MOST_MISSED: usize = 8;
 
-/// The number of late gradients in a row after which a member computes none, so that it begins the next step together with the others.
+/// The number of late gradients in a row after which a member sits out a step, so that it begins the next step together
+/// with the others.
 const MOST_LATE_IN_A_ROW: u32 = 2;
 
 /// The backup workers of a job, and the steps in which this member was late.
 pub(super) struct Backup {
     /// The number of members that a step does not wait for.
     backups: usize,
-    /// The mean gradients of steps that the replica has not made yet, each with the clock before it; none of a step that changes no values.
+    /// The mean gradients of the steps that the replica has not made yet, each with the clock of its step; `None` for a
+    /// step that changes no values.
     missed: VecDeque<(Clock, Option<Vec<f32>>)>,
     /// The number of gradients in a row that were late.
     late_in_a_row: u32,
 }
 
 impl Backup {
-    /// The state of a job with so many backup workers; 0: each step waits for all.
+    /// Creates the state for a job with `backups` backup workers. With 0, each step waits for all members.
     pub(super) fn new(backups: u32) -> Self {
         Self {
             backups: backups as usize,
@@ -65,7 +67,7 @@ impl Backup {
         self.late_in_a_row = 0;
     }
 
-    /// Notes how the step after `clock` has ended, for which the replica has begun a pass or has not.
+    /// Records the outcome of the step at `clock`. `begun` is true if the replica has begun a pass for the step.
     fn note(&mut self, clock: Clock, outcome: Outcome, begun: bool) -> (Computed, Held) {
         match outcome {
             Outcome::InTime(computed) => {
@@ -89,7 +91,7 @@ impl Backup {
 /// What a member does while a step is open.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// It computes a gradient of this step, and then gives this answer.
+    /// It computes a gradient of this step, and then sends this answer.
     Computes(Answer),
     /// It goes on with the pass of an earlier step.
     IsLate,
@@ -101,13 +103,14 @@ enum Part {
 enum Outcome {
     /// The member's gradient counts.
     InTime(Computed),
-    /// The member was late, in one step or in several: the mean gradients of the others.
+    /// The member was late in one or more steps. The vector has their mean gradients.
     Late(Vec<Option<Vec<f32>>>),
 }
 
 impl Mirrored {
-    /// Computes a step that does not wait for the slowest members. If this member is one of them, the result is late: it has no gradients, and
-    /// [`Self::make_missed`] makes its update. `is_last`: the step may be the last one of a pass over the data.
+    /// Computes a step that does not wait for the slowest members. If this member is one of them, the result is marked
+    /// as late and has no gradients, and [`Self::make_missed`] makes the update. `is_last` is true if the step may be
+    /// the last one of a pass over the data.
     pub(super) async fn compute_unless_late(
         &mut self,
         positions: Positions,
@@ -150,7 +153,7 @@ impl Mirrored {
         Ok((computed, held))
     }
 
-    /// Makes the step in which this member was late, by the mean gradient of the others.
+    /// Makes a step in which this member was late, with the mean gradient of the others.
     pub(super) async fn make_missed(
         &mut self,
         made: StepsMade,
@@ -169,8 +172,8 @@ impl Mirrored {
 }
 
 impl Ring {
-    /// Waits for the pass of a step while the step is open. If the step is closed before, takes part in the sums of steps until the pass is
-    /// over.
+    /// Waits for the pass of a step while the step is open. If the step is closed first, takes part in the sums of this
+    /// step and the next ones until the pass is over.
     async fn pass_or_sums(
         &self,
         backups: usize,
@@ -310,7 +313,7 @@ impl Ring {
         Ok(own.map(Ok))
     }
 
-    /// Notes that this member waits for others, and for no pass.
+    /// Records that this member waits for others, not for its own pass.
     fn waits_for_others(&self) {
         self.agreed.computing.set(false);
         self.agreed.open.waits.set(true);

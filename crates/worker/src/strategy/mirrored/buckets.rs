@@ -1,9 +1,9 @@
-//! The gradients of a step in buckets. Each bucket is added up as soon as it is full, while the backward pass makes the gradients of
-//! the next ones (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
+//! The gradients of a step in buckets. Each bucket is added up as soon as it is full, while the backward pass computes
+//! the gradients of the next buckets (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
 //!
-//! All but the last bucket are added up before a member has seen its whole gradient. A member may then find that its
-//! gradient is not finite and must not count, or that a part of it left too early. It sets a flag behind the last bucket. All members see it
-//! in the sum, and add up their whole gradients again.
+//! All but the last bucket are added up before a member has its whole gradient. The member may find later that its
+//! gradient is not finite and must not count, or that it has sent a part too early. Then it sets a flag at the end of
+//! the last bucket. All members see the flag in the sum, and add up their whole gradients again.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const USUAL: RangeInclusive<usize> = 1 << 17..=25 << 18;
 /// The number of buckets by default, within the sizes of [`USUAL`].
 const USUAL_BUCKETS: usize = 8;
 
-/// The number of steps after which the members no longer ask the first rank for an order, and of repeated sums after which they
-/// leave gradients in one bucket.
+/// The number of steps after which the members stop asking the first rank for an order, and the number of repeated sums
+/// after which they use a single bucket.
 const TRIES: u64 = 8;
 
 /// The number of elements of a MiB.
@@ -41,7 +41,7 @@ const OF_A_MEBIBYTE: f64 = 262_144.0;
 pub(super) struct Buckets {
     /// The largest number of elements of a bucket with several variables.
     most: usize,
-    /// The plan of a step for which the members have agreed on none.
+    /// The plan with one bucket, for steps without an agreed plan.
     one: Arc<BucketPlan>,
 }
 
@@ -65,9 +65,10 @@ pub(super) struct Summed {
     plan: Arc<BucketPlan>,
     /// All buckets, of which the last one is not added up yet.
     vectors: Vec<Vec<f32>>,
-    /// True if this member asks all to add up again.
+    /// True if this member asks all members to add up again.
     again: bool,
-    /// The samples of all members, where numbers are rounded on the wire: each bucket then has parts of the mean.
+    /// The number of samples of all members, if numbers are rounded on the wire. Each bucket then has this member's
+    /// part of the mean.
     samples: Option<f64>,
     /// The time that all-reduces took while the replica computed.
     hidden: Duration,
@@ -114,8 +115,8 @@ impl Mirrored {
         Ok((computed, summed))
     }
 
-    /// Returns the mean gradient of all members; none if no member has samples. `gradients` are those of this member, which count if
-    /// `samples` is not 0.
+    /// Returns the mean gradient of all members, or `None` if no member has samples. `gradients` are this member's
+    /// gradients, which count unless `samples` is 0.
     pub(super) async fn mean_gradient(
         &mut self,
         summed: Option<Summed>,
@@ -157,7 +158,8 @@ impl Mirrored {
     }
 }
 
-/// Returns the gradients of this member's newest step, with those of variables if it has samples.
+/// Returns the gradients of this member's newest step. Fetches the gradients of variables from the replica if the step
+/// has samples.
 pub(super) async fn whole(
     gradients: Gradients,
     samples: u64,
@@ -172,7 +174,7 @@ pub(super) async fn whole(
     })
 }
 
-/// The sum of all members' buckets.
+/// The outcome of adding up all members' buckets.
 enum Sum {
     /// The buckets have the mean.
     Mean,
@@ -183,7 +185,7 @@ enum Sum {
 }
 
 impl Ring {
-    /// Agrees with the other members on whether gradients leave in buckets: all members add up in the same way.
+    /// Agrees with the other members on whether to add up gradients in buckets: they do if all members fill buckets.
     pub(super) async fn agree_on_buckets(&self, fills_buckets: bool) -> Result<(), Lost> {
         let without = f64::from(u8::from(!fills_buckets));
         let all = self.sum_short(vec![without]).await?;
@@ -191,7 +193,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Returns whether gradients leave in buckets.
+    /// Returns whether the members add up gradients in buckets.
     pub(super) fn has_buckets(&self) -> bool {
         self.agreed.has_buckets.get()
     }
@@ -248,7 +250,7 @@ impl Ring {
         Ok(Ok((summed, computed)))
     }
 
-    /// Computes a step, and fills its buckets. Returns the time when the replica has computed, too.
+    /// Computes a step, and fills its buckets. Also returns the time at which the replica was done.
     async fn fill(
         &self,
         filling: Filling,
@@ -307,8 +309,8 @@ impl Ring {
         Ok(plan)
     }
 
-    /// Adds up `count` buckets, each as soon as it is full. Returns the sums, and the beginning and the end of each all-reduce; fewer if
-    /// the replica fails.
+    /// Adds up `count` buckets, each as soon as it is full. Returns the sums, and the start and end times of each
+    /// all-reduce. There are fewer than `count` if the replica fails.
     async fn sum_early(
         &self,
         filled: &mut Filled,

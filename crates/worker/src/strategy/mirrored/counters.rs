@@ -19,7 +19,7 @@ pub(super) struct RingCounters {
     number: Gauge,
     members: Gauge,
     slot_bytes: Gauge,
-    /// By the reason for which a step was abandoned.
+    /// Abandoned steps, by reason: `link`, `over` or `replica`.
     link: Counter,
     over: Counter,
     replica: Counter,

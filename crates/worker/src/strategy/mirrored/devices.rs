@@ -20,15 +20,15 @@ use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
 use crate::strategy::StrategyError;
 
-/// The number of leases within which a member learns that another one is lost.
+/// The time, in leases, within which a member learns that another one is lost.
 const LEARNS_WITHIN: u32 = 2;
 
 /// The number of failures in a row, without the loss of a member, after which a member ends.
 const MOST_FAILURES: usize = 2;
 
 impl Mirrored {
-    /// Returns the replica as one with gradients that can stay on its device: a member that is alone needs them nowhere else, and those of
-    /// a group add them up there.
+    /// Returns the replica's interface for gradients on its device, if they can stay there: this member is alone, or
+    /// the members' devices form a group that adds them up.
     pub(super) fn device_steps<'a>(&self, mirror: &'a dyn Mirror) -> Option<&'a dyn DeviceSteps> {
         let ring = self.ring.as_ref()?;
         let needed_elsewhere = ring.ranks() > 1 && !ring.has_device_group();
@@ -36,7 +36,8 @@ impl Mirrored {
         (!needed_elsewhere && self.shares.is_none() && steps.saves_copies()).then_some(steps)
     }
 
-    /// Makes a step together with the other members, by gradients that the devices add up. Those of this member are of so many samples.
+    /// Makes a step together with the other members, with gradients that the devices add up. This member has `samples`
+    /// samples.
     pub(super) async fn make_step_on_devices(
         &mut self,
         samples: u64,
@@ -104,7 +105,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Checks that no two members have the same device. Of two that have, the one with the higher rank must leave.
+    /// Checks that no two members have the same device. Of two such members, the one with the higher rank must leave.
     fn check_different(&self, devices: &[Bytes]) -> Result<(), Lost> {
         let Some((first, second)) = same(devices) else {
             return Ok(());
@@ -224,7 +225,7 @@ fn same(devices: &[Bytes]) -> Option<(Rank, Rank)> {
     })
 }
 
-/// Returns the replica as one with gradients on its device.
+/// Returns the replica's interface for gradients on its device.
 pub(super) fn device(mirror: &dyn Mirror) -> Result<&dyn DeviceSteps, ReplicaError> {
     mirror.device_steps().ok_or_else(impossible)
 }

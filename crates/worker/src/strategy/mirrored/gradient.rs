@@ -1,4 +1,4 @@
-//! The gradients of a step as one vector, with the number of samples behind them: the sum of all members' vectors has the
+//! The gradients of a step as one vector, followed by the number of samples. The sum of all members' vectors gives the
 //! weighted mean.
 
 use shared_proto::kernel::Kernel;
@@ -14,7 +14,7 @@ const EXACT: u64 = 1 << 24;
 /// again.
 pub(super) const COUNTS: usize = 3;
 
-/// Returns the elements behind the gradients of a member with so many samples.
+/// Returns the elements that follow the gradients of a member with `samples` samples.
 pub(super) fn counts(samples: u64, again: bool) -> [f32; COUNTS] {
     let again = f32::from(u8::from(again));
     [(samples / EXACT) as f32, (samples % EXACT) as f32, again]
@@ -32,17 +32,18 @@ pub(super) fn take_counts(sum: &mut Vec<f32>) -> (f64, bool) {
     }
 }
 
-/// The samples of a member's gradients.
+/// The sample counts of a member's gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleCounts {
-    /// The samples over which the gradients are a mean.
+    /// The number of samples over which the gradients are a mean.
     pub(super) samples: u64,
-    /// The samples that this member adds to the number of all: of the members that have computed the same samples, one counts them.
+    /// The number of samples that this member adds to the total. Of several members that compute the same samples, only
+    /// one counts them.
     pub(super) counted: u64,
 }
 
-/// Fills the memory with the gradients, each times a factor. Without samples all numbers are 0, and so are those of variables that another
-/// member computes.
+/// Fills `memory` with the gradients, each times `factor`, and the counts. Without samples all gradients are 0, and so
+/// are those of variables that another member computes.
 pub(super) fn fill(
     memory: &mut Vec<f32>,
     gradients: &Gradients,
@@ -84,7 +85,7 @@ pub(super) enum Total {
     Nothing,
 }
 
-/// Makes the mean gradient of the members' sum, which has their counts.
+/// Turns the sum of the members' vectors, with its counts, into the mean gradient.
 pub(super) fn mean(memory: &mut Vec<f32>) -> Total {
     let (samples, _) = take_counts(memory);
     if samples == 0.0 {
@@ -111,7 +112,7 @@ fn copy_times(to: &mut [f32], elements: &[LeF32], factor: f32) {
     });
 }
 
-/// Multiplies numbers.
+/// Multiplies numbers by a factor.
 pub(super) fn scale(values: &mut [f32], factor: f32) {
     Kernel::best().run(|| {
         for value in values.iter_mut() {

@@ -17,9 +17,9 @@ pub(super) enum StepKind<'a> {
     Synchronised,
     /// Its gradients stay on the device.
     OnDevice(&'a dyn DeviceSteps),
-    /// Its gradients leave in buckets while the replica computes.
+    /// Its gradients are sent in buckets while the replica computes.
     InBuckets,
-    /// The other members do not wait for it if it is late.
+    /// The other members do not wait for this one if it is late.
     UnlessLate,
     /// It has no samples.
     Nothing,
@@ -86,7 +86,7 @@ impl Mirrored {
         }
     }
 
-    /// Takes the gradients of the step after `clock`, which are of so many samples.
+    /// Takes the gradients of the step at `clock`, which has `samples` samples.
     pub(super) fn take_held(
         &mut self,
         clock: Clock,

@@ -4,8 +4,8 @@
 //! - `ring`: the ring, its links, and the values that its members begin with
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
 //! - `gradient`: a step's gradients as one vector
-//! - `buckets`: a step's gradients in several vectors, which leave during the backward pass
-//! - `agreed`: the agreement of a ring's members about buckets and devices, and what this one waits for
+//! - `buckets`: a step's gradients in several vectors, which are sent during the backward pass
+//! - `agreed`: the agreement of a ring's members about buckets and devices, and what this member waits for
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `stages`: a model in stages on several members
 //! - `held`: the kinds of steps, and the place of a step's gradients until they are pushed
@@ -65,7 +65,7 @@ use super::waits::{Waits, tell_waits};
 
 /// The time after which a worker that waits for another reports it.
 const QUIET: Duration = Duration::from_secs(1);
-/// The number of looks in a row that must find it waiting.
+/// The number of looks in a row that must find the worker waiting.
 const LOOKS: u32 = 4;
 /// The time between two looks.
 const LOOK: Duration = QUIET.checked_div(LOOKS).expect("not zero");
@@ -87,7 +87,8 @@ pub struct Mirrored {
     has_averages: bool,
     /// The shares of the optimizer's state; none if each member has all of it.
     shares: Option<Arc<Shares>>,
-    /// The time after which the coordinator ends the membership of a silent member. Another member must take a link within it.
+    /// The time after which the coordinator ends the membership of a silent member. Another member must take a link
+    /// within this time.
     lease: Duration,
     ring: Option<Ring>,
     counters: RingCounters,
@@ -97,16 +98,16 @@ pub struct Mirrored {
     /// True while the replica has averages in place of weights.
     swapped: bool,
     backup: Backup,
-    /// The memory of the gradients.
+    /// Memory for gradients, which is used again.
     memory: Vec<Vec<f32>>,
     buckets: Arc<Buckets>,
-    /// The gradients of the computed step that is not pushed yet, with the clock before it.
+    /// The gradients of the computed step that is not pushed yet, with the step's clock.
     held: Option<(Clock, Held)>,
-    /// The failures of the members' devices to add up, since they last did.
+    /// The failures of the members' devices since they last added up gradients.
     device_failures: Vec<ReplicaError>,
     /// The member that was lost when the last ring ended.
     lost: Option<Task>,
-    /// The clock before the newest step, if this worker's gradient of that step was left out.
+    /// The clock of the newest step, if this worker's gradient of that step was left out.
     skipped: Option<Clock>,
     waiting_on: watch::Sender<Vec<Task>>,
     /// Stops the reports of waits, unless another strategy makes them.
@@ -199,7 +200,7 @@ impl Mirrored {
         }
     }
 
-    /// Returns whether gradients of this member can leave while the replica computes.
+    /// Returns whether this member can send gradients in buckets while the replica computes.
     fn fills_buckets(&self, mirror: &dyn Mirror) -> bool {
         self.shares.is_none()
             && !self.adds_up_on_devices
@@ -209,7 +210,7 @@ impl Mirrored {
             && mirror.fills_buckets()
     }
 
-    /// Makes a step together with the other members of the ring, by the gradients of so many samples.
+    /// Makes a step together with the other members of the ring, with the gradients of `samples` samples.
     async fn make_step(
         &mut self,
         summed: Option<Summed>,
@@ -235,7 +236,7 @@ impl Mirrored {
         Ok(())
     }
 
-    /// Makes a step of a job that shares out the optimizer's state, by the gradients of so many samples.
+    /// Makes a step of a job that shares out the optimizer's state, with the gradients of `samples` samples.
     async fn make_step_of_shares(
         &mut self,
         shares: &Shares,
@@ -265,7 +266,8 @@ impl Mirrored {
         InRing(self.number.subscribe())
     }
 
-    /// Puts what an evaluation measures in place of the weights: their averages, if the job keeps them.
+    /// Gives the replica the values that an evaluation measures: the averages of the weights if the job keeps them,
+    /// otherwise the weights.
     pub(super) async fn show_evaluated(
         &mut self,
         mirror: &dyn Mirror,
@@ -287,7 +289,7 @@ impl Mirrored {
     }
 }
 
-/// Returns the replica as one that keeps the values.
+/// Returns the interface of a replica that keeps the values.
 pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError> {
     let missing = || {
         let what = "this replica keeps no values, so `strategy.name = \"parameter-server\"` alone can train it";

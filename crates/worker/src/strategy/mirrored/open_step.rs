@@ -29,14 +29,15 @@ pub(super) const CLOSE: u8 = 0xff;
 /// The state of a step that is open.
 #[derive(Default)]
 pub(super) struct OpenStep {
-    /// Rank 0: the answers of all members, the own one among them.
+    /// On rank 0, the answers of all members, itself included.
     pub(super) answers: RefCell<Vec<Option<Answer>>>,
     /// True while this member waits for others, and not for its own pass.
     pub(super) waits: Cell<bool>,
 }
 
 impl OpenStep {
-    /// Returns the ranks that the member of this rank waits for: rank 0, which itself waits for those that have not answered.
+    /// Returns the ranks for which the member `rank` waits: rank 0 for those that have not answered, the others for
+    /// rank 0.
     pub(super) fn awaited_by(&self, rank: Rank) -> Vec<Rank> {
         match (self.waits.get(), rank) {
             (false, _) => Vec::new(),
@@ -57,7 +58,7 @@ impl OpenStep {
         self.answers.borrow_mut()[rank] = Some(answer);
     }
 
-    /// Returns whether the answers are enough to close a step that does not wait for so many members.
+    /// Returns whether the answers are enough to close a step that does not wait for `backups` members.
     pub(super) fn has_enough(&self, backups: usize) -> bool {
         let answers = self.answers.borrow();
         let count = |wanted| answers.iter().filter(|a| **a == Some(wanted)).count();

@@ -22,7 +22,7 @@ pub(super) struct Ring {
     pub(super) group: Group<StreamLinks>,
     wire: Dtype,
     pub(super) members: Vec<Task>,
-    /// The newest epoch that the coordinator has named. A later one than this ring's ends it.
+    /// The newest epoch that the coordinator has named. An epoch after this ring's ends the ring.
     newest: watch::Receiver<Epoch>,
     /// The time after which the coordinator ends the membership of a silent member.
     pub(super) lease: Duration,
@@ -43,7 +43,7 @@ pub(super) enum Lost {
 }
 
 impl Lost {
-    /// Returns why a ring is over in which an operation of the members' devices has failed.
+    /// Returns the reason why a ring is over, if an operation of the members' devices has failed.
     pub(super) fn of_devices(failure: GroupError) -> Self {
         match failure {
             GroupError::Own(error) => Self::Replica(error),
@@ -79,8 +79,8 @@ impl Ring {
         }
     }
 
-    /// Makes the mean gradient of all members from this one's times its [factor](Self::factor). `counted` are the samples that it adds to all
-    /// members'.
+    /// Turns this member's gradient, times its [factor](Self::factor), into the mean gradient of all members. `counted`
+    /// is the number of samples that this member adds to the total.
     pub(super) async fn mean_gradient(
         &self,
         memory: &mut Vec<f32>,
@@ -124,13 +124,13 @@ impl Ring {
         Ok(all.first().copied().unwrap_or_default())
     }
 
-    /// Returns whether numbers are rounded on the wire. Then counts do not travel among them, and gradients travel as parts of their mean: a
-    /// sum over many samples may be too large.
+    /// Returns whether numbers are rounded on the wire. Counts are then sent apart from gradients, and gradients are
+    /// sent as parts of their mean, because a sum over many samples may be too large.
     pub(super) fn rounds(&self) -> bool {
         !matches!(self.wire, Dtype::F32 | Dtype::Unspecified)
     }
 
-    /// Adds up a vector with the other members, for the elements that this one [holds](Group::reduce_to_keepers).
+    /// Adds up a vector with the other members, for the elements that this member [keeps](Group::reduce_to_keepers).
     pub(super) async fn reduce_to_keepers(
         &self,
         values: &mut [f32],
@@ -198,7 +198,7 @@ impl Ring {
         members.copied().collect()
     }
 
-    /// Returns the traffic with the other members since the last call of this.
+    /// Returns the traffic with the other members since the last call of this method.
     pub(super) fn take_traffic(&self) -> Traffic {
         self.group.take_traffic()
     }
@@ -241,7 +241,8 @@ impl Mirrored {
         }
     }
 
-    /// Joins the next ring, and takes the values that it begins with. Returns the number of steps that they have.
+    /// Joins the next ring, and takes the values that it begins with. Returns the number of steps that these values
+    /// include.
     pub(super) async fn form(&mut self, mirror: &dyn Mirror) -> Result<Clock, StrategyError> {
         self.ring = None;
         self.backup.forget();
@@ -440,7 +441,7 @@ impl Ring {
     }
 }
 
-/// The parts of 16 bits in which a count travels among numbers.
+/// The number of 16-bit parts in which a count is sent among numbers.
 const PARTS: usize = 4;
 
 fn in_parts(count: u64) -> [f32; PARTS] {

@@ -1,8 +1,8 @@
 //! A model in stages on several members of a ring. A *stage group* is several consecutive ranks that hold the model together. It computes
 //! the samples of its members as one batch. Ranks behind the last whole group are spare: they compute nothing, and make the same updates.
 //!
-//! Each member has the values of all variables, and so can take any place. The gradients of a group's members have zeros for each
-//! other's variables, so the sum over the ring is that of the groups.
+//! Each member has the values of all variables, and so can take any place. A member's gradients are zeros for the
+//! variables of the other members of its group, so the sum over the ring is the sum of the groups' gradients.
 
 use std::ops::Range;
 
@@ -20,7 +20,8 @@ use super::ring::{Lost, Ring};
 use crate::strategy::StrategyError;
 
 impl Mirrored {
-    /// Returns the samples behind this member's gradients. The first member of a stage group counts those of the group.
+    /// Returns the sample counts of this member's gradients. Only the first member of a stage group counts the group's
+    /// samples.
     pub(super) fn counts(&self, samples: u64) -> SampleCounts {
         let rank = self.ring.as_ref().map_or(0, Ring::rank) as u32;
         let counts = self.stage_groups.place(rank) == 0 || planted!(GroupCountsTwice);
@@ -30,8 +31,8 @@ impl Mirrored {
         }
     }
 
-    /// Takes the stages of this member's rank in a ring. `with_values` is the rank with the values, if there is one yet: its number of devices
-    /// counts. Otherwise that of most members does.
+    /// Takes the stages of this member's rank in a ring. All members must have the same number of devices: as many as
+    /// the rank `with_values`, which has the values, or, if there are no values yet, as many as most members.
     pub(super) async fn take_stages(
         &self,
         ring: &Ring,
@@ -92,7 +93,7 @@ impl Mirrored {
     }
 }
 
-/// Returns the most frequent of some numbers; of several, the one that comes first.
+/// Returns the most frequent number; if several are equally frequent, the first of them.
 fn most_frequent(numbers: &[f64]) -> f64 {
     let count = |number: &f64| numbers.iter().filter(|other| *other == number).count();
     // Of equal ones, the last is returned.
@@ -185,7 +186,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Exchanges so many messages with a neighbour, if there is one.
+    /// Sends `messages` messages to a neighbour, and receives as many, if there is a neighbour.
     async fn exchange(
         &self,
         ends: Option<&mut Ends>,

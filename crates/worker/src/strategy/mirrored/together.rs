@@ -10,7 +10,8 @@ use super::{LOOK, LOOKS, Mirrored, QUIET};
 use crate::strategy::StrategyError;
 
 impl Mirrored {
-    /// Does work with the other members. If that takes long, reports the member that it waits for. If the ring is lost, leaves it.
+    /// Does work with the other members. If the work waits for long, reports the members that it waits for. If the ring
+    /// is lost, leaves it.
     pub(super) async fn in_ring<T>(
         &mut self,
         work: impl AsyncFnOnce(&Ring) -> Result<T, Lost>,

@@ -45,7 +45,7 @@ pub struct ParameterServer {
     telling: Option<DropGuard>,
 }
 
-/// Weights that are requested for the step after a clock.
+/// Weights that are requested for the step at `clock`.
 struct Requested {
     clock: Clock,
     wants: Vec<Want>,
@@ -78,10 +78,10 @@ impl ParameterServer {
         Ok(joined)
     }
 
-    /// Connects a worker that has registered the variables to the servers.
+    /// Connects to the servers. The worker has registered the variables.
     ///
     /// # Errors
-    /// [`StrategyError::Answer`] without a shard map.
+    /// [`StrategyError::Answer`] if there is no shard map.
     pub(super) fn connect(
         joining: &Joining<'_>,
         registered: Registered,
@@ -127,7 +127,7 @@ impl ParameterServer {
         })
     }
 
-    /// Returns the workers that servers hold this one back for, while it waits for weights.
+    /// Returns the workers for which servers hold this one back, while it waits for weights.
     pub(super) fn waits(&self) -> Waits {
         Waits::within(self.shards.waiting_on(), self.pulling.subscribe())
     }
@@ -137,13 +137,13 @@ impl ParameterServer {
         self.next = None;
     }
 
-    /// Returns a watch on the epoch of the shard map that all sessions have reconciled in.
+    /// Returns a watch on the epoch of the shard map in which all sessions have reconciled.
     pub(super) fn sessions(&self) -> ps_client::Reconciled {
         self.shards.reconciled()
     }
 
-    /// Pulls what a part of an evaluation wants. Returns the epoch to which it belongs; the largest number if it wants
-    /// nothing.
+    /// Pulls what a part of an evaluation wants. Returns the epoch of the pulled values, or the largest number if the
+    /// part wants nothing.
     async fn pull_part(
         &mut self,
         clock: Clock,
@@ -197,7 +197,7 @@ impl ParameterServer {
         });
     }
 
-    /// Takes the requested weights as they arrive, until `is_done`. Returns whether it has all.
+    /// Loads the requested weights into the replica as they arrive, until `is_done`. Returns whether all have arrived.
     async fn take_ahead(&mut self, is_done: &CancellationToken, replica: &dyn Replica) -> bool {
         let Some(next) = self.next.as_mut().filter(|_| self.ahead) else {
             return false;
@@ -217,7 +217,8 @@ impl ParameterServer {
         }
     }
 
-    /// Pushes gradients, and requests what the step after `clock.next()` wants, unless the job computes ahead.
+    /// Pushes the gradients of the step at `clock`. Unless the job computes ahead, also requests what the next step
+    /// wants.
     async fn send_gradients(
         &mut self,
         clock: Clock,
@@ -293,8 +294,8 @@ impl Strategy for ParameterServer {
         })
     }
 
-    /// If the job computes ahead, requests the weights that the next step wants meanwhile, and begins the next step, so that the replica does
-    /// not wait for this thread.
+    /// If the job computes ahead, requests the weights of the next step during the computation, and lets the replica
+    /// begin that step, so that it does not wait for this thread.
     async fn compute(
         &mut self,
         positions: Positions,
@@ -334,7 +335,7 @@ impl Strategy for ParameterServer {
         Ok(computed?)
     }
 
-    /// Requests what the next step wants right behind the gradients, unless that was requested before.
+    /// Also requests what the next step wants, right behind the gradients, unless the job computes ahead.
     async fn push(
         &mut self,
         clock: Clock,
@@ -381,7 +382,7 @@ impl Strategy for ParameterServer {
     }
 }
 
-/// Returns what a batch wants; what every batch does, if it is not known.
+/// Returns what a batch wants, or what every batch wants if `batch` is `None`.
 async fn wants_of(batch: Option<&mut Prepared>) -> &[Want] {
     match batch {
         Some(batch) => batch.wants().await,

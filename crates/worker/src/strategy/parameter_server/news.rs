@@ -1,4 +1,4 @@
-//! News between the sessions with the servers and the coordinator: shard maps and losses.
+//! News between the coordinator and the sessions with servers: shard maps and lost updates.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ pub(super) struct Layout {
     numbers: usize,
 }
 
-/// The numbers of a variable.
+/// The places of a variable's values and slots among the numbers of a replica.
 #[derive(Clone, Debug)]
 struct Placed {
     name: String,

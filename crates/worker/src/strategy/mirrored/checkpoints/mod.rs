@@ -1,5 +1,6 @@
-//! The dense variables in the checkpoints of a ring: its first member writes them while all train, and if all members have died,
-//! one of the next ones loads the newest. They have the format of those of parameter servers.
+//! The dense variables in the checkpoints of a ring. The ring's first member writes them while all members train. If
+//! all members have died, a member of the next ring loads the newest checkpoint. The format is that of parameter
+//! servers.
 //!
 //! - `layout`: where blocks lie among the numbers of a replica
 
@@ -59,7 +60,7 @@ impl Checkpoints {
     /// Opens the store, and checks that the coordinator sees the same one.
     ///
     /// # Errors
-    /// If it is another one, or access is refused.
+    /// If the store is not the coordinator's, or refuses access.
     pub(super) async fn open(
         joining: &Joining<'_>,
         model: &Description,
@@ -93,8 +94,8 @@ impl Checkpoints {
         })
     }
 
-    /// Starts to write values as a checkpoint, in the background, and to report it. One that is being written is given up.
-    /// `ordered` is the first view that orders this one.
+    /// Starts to write values as a checkpoint, in the background, and to report it. Gives up a checkpoint that is still
+    /// being written. `ordered` is the first view that orders this checkpoint.
     pub(super) fn write(
         &mut self,
         order: &wire::CopyValues,
@@ -135,8 +136,8 @@ impl Checkpoints {
         }
     }
 
-    /// Loads the values of a checkpoint for the ring `number`, and reports it. If they cannot be loaded, reports that and tries
-    /// again, until the caller drops this because the coordinator has named another ring.
+    /// Loads the values of a checkpoint for the ring `number`, and reports that. If they cannot be loaded, reports the
+    /// error and tries again, until the caller drops the future because the coordinator has named another ring.
     pub(super) async fn load(&self, number: Epoch, from: &wire::RingCheckpoint) -> MirrorState {
         loop {
             let loaded = self.try_to_load(from).await;
@@ -248,7 +249,7 @@ struct Writing {
     only_finite: bool,
     store: Store,
     number: u64,
-    /// The number of this part of the checkpoint.
+    /// The index of this part of the checkpoint.
     shard: u32,
     coordinator: Coordinator,
     sender: Sender,

@@ -1,9 +1,11 @@
-//! An optimizer's state that is shared out among the members of a ring (Rajbhandari et al., "ZeRO", SC 2020, section 5.1), in several
-//! copies: each member has the slots of its own segment of the elements, and of those of the members before it.
+//! An optimizer's state that is shared out among the members of a ring (Rajbhandari et al., "ZeRO", SC 2020, section
+//! 5.1), in several copies: each member has the slots of its own segment of the elements, and of the segments of some
+//! members before it.
 //!
-//! A step is made in three parts. The gradients are added up, so that each member has the sums of its elements; it prepares the
-//! update of these, and hands their new values to all others; a member that has the values of all makes the update. So if a member has
-//! made a step, those that hold slots have prepared it, and can hand out the slots of the new values.
+//! A step is made in three parts. First, the gradients are added up, so that each member has the sums for its elements.
+//! Second, each member prepares the update of its elements, and sends their new values to all others. Third, a member
+//! that has all new values makes the update. So if any member has made a step, all members that hold slots have
+//! prepared it, and can send the slots that belong to the new values.
 //!
 //! - `plan`: the slots of each member, and those that move when the members change
 
@@ -27,20 +29,20 @@ pub(super) struct Shares {
     cut: Cut,
 }
 
-/// The slots that a member is to hold.
+/// The slots that a member will hold.
 pub(super) struct Taken {
     of: ValuesId,
     ranges: Vec<Range<usize>>,
-    /// None: they are initial.
+    /// The slots of each range; `None` if they are initial.
     slots: Option<Vec<Vec<f32>>>,
 }
 
-/// The work that a member is about to do with the others. Its numbers are added up, so that members that are about different work
-/// notice it.
+/// The work that a member is about to do with the others. Members add up the numbers that describe it, and so notice if
+/// they are about to do different work.
 enum Work {
-    /// A step, with so many samples of this member.
+    /// A step, with this member's number of samples.
     Step(u64),
-    /// The copies of slots for the checkpoint of this number, which the member writes or not.
+    /// The copy of slots for the checkpoint `number`. `writes` is true if this member writes the checkpoint.
     Copy { number: u64, writes: bool },
 }
 
@@ -62,8 +64,8 @@ impl Shares {
 }
 
 impl Ring {
-    /// Returns the slots that this member is to hold in this ring, from the members that have them. The values are those of the rank
-    /// `source`. Returns none if no member has some of the slots.
+    /// Gets the slots that this member will hold in this ring from the members that have them. The slots belong to the
+    /// values of the rank `source`. Returns `None` if no member has some of the slots.
     pub(super) async fn take_slots(
         &self,
         shares: &Shares,
@@ -94,8 +96,8 @@ impl Ring {
         }))
     }
 
-    /// Holds the slots that were taken. Other members may not have theirs yet, and want those of the ring before, so these are kept until a
-    /// step is made.
+    /// Holds the slots that were taken. Other members may still want slots of the last ring, so the replica keeps those
+    /// until a step is made.
     pub(super) async fn hold(&self, taken: Taken, mirror: &dyn Mirror) -> Result<(), Lost> {
         let share = SlotShare {
             of: taken.of,
@@ -167,8 +169,8 @@ impl Ring {
         Ok(taken)
     }
 
-    /// Makes a step: `memory` has this member's gradient times its samples, or the gradient alone if it is the only member. Returns the
-    /// memory.
+    /// Makes a step. `memory` has this member's gradient times its number of samples, or the gradient itself if it is
+    /// the only member. Returns a vector whose memory can be used again.
     pub(super) async fn make_step(
         &self,
         shares: &Shares,
@@ -240,8 +242,9 @@ impl Ring {
         }
     }
 
-    /// Returns the samples of all members, and the rank that writes the checkpoint. Fails if the members are about different work: a
-    /// coordinator that has started again may have given some of them another order.
+    /// Agrees with the other members on the work. Returns the number of all members' samples, and the rank that writes
+    /// the checkpoint. Fails if members are about to do different work: a coordinator that has started again may have
+    /// given some of them another order.
     async fn agree(&self, work: Work) -> Result<(f64, Rank), Lost> {
         let (samples, copying, number, writes) = match work {
             Work::Step(samples) => (samples, 0.0, 0, false),

@@ -12,9 +12,10 @@ use replica::{Held, SlotShare, ValuesId};
 /// The cut of a model's elements into the segments of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// The elements of all variables that are not frozen.
+    /// The number of elements of all variables that are not frozen.
     pub(super) elements: usize,
-    /// The length of the vector in which their gradients are added up. Its segments are those of the sums.
+    /// The length of the vector in which gradients are added up, counts included. The segments are those of this
+    /// vector.
     pub(super) vector: usize,
     /// The number of ranks that hold each segment.
     pub(super) copies: usize,
@@ -41,9 +42,9 @@ impl Cut {
 /// The way in which the members of a ring get their slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// No update has changed them: all are initial.
+    /// No update has changed the slots: all are initial.
     Initial,
-    /// The slots that belong to these values, range by range.
+    /// The slots belong to these values, and move range by range.
     Moves(ValuesId, Vec<Move>),
 }
 
@@ -51,28 +52,28 @@ pub(super) enum Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Move {
     pub(super) elements: Range<usize>,
-    /// The rank that sends them.
+    /// The rank that sends the slots.
     pub(super) from: Rank,
-    /// The ranks that have them, each with the share in which it does.
+    /// The ranks that have the slots, each with the share that has them.
     pub(super) holders: BTreeMap<Rank, Which>,
-    /// True if a rank that wants some of them has them not.
+    /// True if a rank that wants some of the slots does not have them.
     pub(super) travels: bool,
 }
 
-/// A share of a member.
+/// One of the two shares that a member may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     Present,
-    /// The one before that, which is kept until a step is made.
+    /// The share before the present one, which is kept until a step is made.
     Before,
 }
 
-/// The most elements of a move, so that the slots that travel at a time are few.
+/// The most elements of a move, so that only few slots travel at a time.
 const MOST_ELEMENTS: usize = 1 << 20;
 
-/// Plans how the members of a ring get the slots that they want, from what each of them holds. All members make the same plan.
-/// The values are those of the rank `source`, and `has_slots` returns whether elements have slots at all. Returns none if no member has
-/// some of them.
+/// Plans how the members of a ring get the slots that they want, from what each member holds. All members make the same
+/// plan. The slots belong to the values of the rank `source`. `has_slots` returns whether elements have slots at all.
+/// Returns `None` if no member has some of the slots.
 pub(super) fn plan(
     held: &[Held],
     source: Rank,
@@ -145,7 +146,7 @@ fn shares_of(held: &[Held], of: ValuesId) -> Vec<(Rank, Which, SlotShare)> {
     shares
 }
 
-/// The numbers in which a member tells the others what it holds.
+/// The length of the vector of numbers that describes what a member holds.
 pub(super) const NUMBERS: usize = 15;
 
 /// Returns what a member holds, as numbers that are exact in a sum with zeros.
