@@ -40,7 +40,7 @@ ip link set lo up
 "$FLAMBEAU" coordinator "$work/job.toml" --listen 127.0.0.1:7070 "${@:4}" --run-dir "$run" >"$run.log" 2>&1 &
 coordinator=$!
 for port in 7002 7003; do
-    "$FLAMBEAU" worker --coordinator 127.0.0.1:7070 --listen "127.0.0.1:$port" --shared-memory none >"$run-$port.log" 2>&1 &
+    "$FLAMBEAU" worker --coordinator 127.0.0.1:7070 --listen "127.0.0.1:$port" >"$run-$port.log" 2>&1 &
 done
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 wait "$coordinator" || { cat "$run.log" >&2; exit 1; }

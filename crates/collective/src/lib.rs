@@ -18,4 +18,4 @@ mod streams;
 pub use group::{CollectiveError, Group, Traffic};
 pub use links::{LinkError, Links, MemoryLinks};
 pub use schedule::{Algorithm, DOUBLING_BYTES, Rank, kept_segments, segment};
-pub use streams::{Exchange, Identity, LinkService, Peer, SHARED_MEMORY, StreamLinks, take_links};
+pub use streams::{Exchange, Identity, LinkService, Peer, StreamLinks, take_links};

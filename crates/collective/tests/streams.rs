@@ -3,15 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use bytes::Bytes;
 use flambeau_collective::{
-    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Links, Peer, SHARED_MEMORY,
-    StreamLinks, take_links,
+    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Links, Peer, StreamLinks,
+    take_links,
 };
 use futures_util::future::{join_all, try_join_all};
 use network::connections::{Connections, Limits, Port};
@@ -20,20 +17,16 @@ use network::security::Security;
 use network::stream::{self, BodyKind};
 use network::transport::Listen;
 use network::{Network, SystemNetwork};
-use rustix::fs::statvfs;
 use shared_proto::ids::{
     Clock, Epoch, Generation, Origin, Role, RunNumber, Sequence, Task, TaskId,
 };
 use shared_proto::payload::Dtype;
 use shared_proto::protocol::PROTOCOL_VERSION;
 use shared_proto::wire::{self, link_message::Kind};
-use tempfile::{NamedTempFile, TempDir};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Several pieces in each segment, more than shared memory has slots.
+/// Several pieces in each segment.
 const LARGE: usize = 2_000_003;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -74,37 +67,25 @@ async fn host(index: usize, exchange: Exchange) -> Host {
     }
 }
 
-/// A ring of processes that share memory by these folders.
+/// A ring of processes.
 struct Ring {
     hosts: Vec<Host>,
-    addresses: Vec<SocketAddr>,
-    /// The bytes that have gone over connections.
-    sent: Arc<AtomicU64>,
 }
 
 impl Ring {
-    async fn new(folders: &[Option<&Path>]) -> Self {
-        let sent = Arc::new(AtomicU64::new(0));
-        let host = |(index, folder): (usize, &Option<&Path>)| {
-            let folder = folder.map(PathBuf::from);
-            host(index, Exchange::sharing_memory(folder))
-        };
-        let hosts = join_all(folders.iter().enumerate().map(host)).await;
-        let counted = hosts.iter().map(|host| counted(host.address, sent.clone()));
-        let addresses = join_all(counted).await;
+    async fn new(ranks: usize) -> Self {
+        let hosts = (0..ranks).map(|index| host(index, Exchange::default()));
         Self {
-            hosts,
-            addresses,
-            sent,
+            hosts: join_all(hosts).await,
         }
     }
 
     fn links(&self, rank: usize, ring: u64) -> StreamLinks {
-        let peer = |(index, address): (usize, &SocketAddr)| Peer {
+        let peer = |(index, host): (usize, &Host)| Peer {
             task: identity(index).task,
-            address: address.to_string(),
+            address: host.address.to_string(),
         };
-        let peers = self.addresses.iter().enumerate().map(peer).collect();
+        let peers = self.hosts.iter().enumerate().map(peer).collect();
         let network = Arc::new(SystemNetwork::default());
         let exchange = &self.hosts[rank].exchange;
         StreamLinks::new(exchange, network, Epoch(ring), rank, peers, PATIENCE).unwrap()
@@ -121,36 +102,6 @@ impl Ring {
         };
         try_join_all((0..ranks).map(connect)).await.unwrap()
     }
-}
-
-/// Returns an address that leads to `to`, and counts the bytes in both directions.
-async fn counted(to: SocketAddr, count: Arc<AtomicU64>) -> SocketAddr {
-    async fn pass_on(
-        mut from: impl AsyncRead + Unpin,
-        mut to: impl AsyncWrite + Unpin,
-        count: Arc<AtomicU64>,
-    ) {
-        let mut buffer = vec![0; 64 << 10];
-        while let Ok(read @ 1..) = from.read(&mut buffer).await {
-            count.fetch_add(read as u64, Relaxed);
-            if to.write_all(&buffer[..read]).await.is_err() {
-                return;
-            }
-        }
-    }
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            let Ok(far) = TcpStream::connect(to).await else {
-                continue;
-            };
-            let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-            tokio::spawn(pass_on(near_in, far_out, count.clone()));
-            tokio::spawn(pass_on(far_in, near_out, count.clone()));
-        }
-    });
-    address
 }
 
 /// A vector of each rank. The sums of whole numbers are exact.
@@ -176,59 +127,14 @@ async fn all_reduce(groups: &[Group<StreamLinks>], vectors: &mut [Vec<f32>]) {
 }
 
 #[tokio::test]
-async fn ranks_of_a_host_send_no_numbers_over_connections() {
-    let Some(folder) = memory() else {
-        return;
-    };
-    let Some(elsewhere) = memory() else {
-        return;
-    };
-    let (here, there) = (Some(folder.path()), Some(elsewhere.path()));
-    let nowhere = Some(Path::new("/nowhere"));
-    let bytes = (LARGE * size_of::<f32>()) as u64;
-    // The part of the links that shares memory.
-    for (folders, shared) in [
-        (vec![here, here], 1.0),
-        (vec![here, here, here, here], 1.0),
-        (vec![here, here, there, there], 0.5),
-        (vec![here, there], 0.0),
-        (vec![here, None], 0.0),
-        (vec![None, here], 0.0),
-        (vec![nowhere, nowhere], 0.0),
-    ] {
-        let ranks = folders.len();
-        let ring = Ring::new(&folders).await;
-        let groups = ring.groups(1, Dtype::F32).await;
-        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
-        for _ in 0..2 {
-            let before = ring.sent.load(Relaxed);
-            let mut reduced = vectors(ranks, LARGE);
-            all_reduce(&groups, &mut reduced).await;
-            assert!(reduced.iter().all(|vector| is_sum(vector, ranks)));
-            let sent = (ring.sent.load(Relaxed) - before) as f64;
-            // Each rank sends `2 (n - 1) / n` of the vector.
-            let all = 2.0 * (ranks - 1) as f64 * bytes as f64;
-            let over_connections = sent / all;
-            assert!(
-                (over_connections - (1.0 - shared)).abs() < 0.01,
-                "{folders:?}: {over_connections} of the bytes went over connections"
-            );
-        }
-    }
-}
-
-#[tokio::test]
-async fn all_operations_work_with_shared_memory() {
-    let Some(folder) = memory() else {
-        return;
-    };
+async fn all_operations_work_over_links() {
     let algorithms = [
         None,
         Some(Algorithm::Doubling),
         Some(Algorithm::ReduceToOne),
     ];
     for ranks in [2, 3, 5] {
-        let ring = Ring::new(&vec![Some(folder.path()); ranks]).await;
+        let ring = Ring::new(ranks).await;
         let wires = [Dtype::F32, Dtype::Bf16];
         let kinds = wires
             .into_iter()
@@ -270,7 +176,7 @@ async fn all_operations_work_with_shared_memory() {
 /// A signal that is awaited in vain is not lost, and sums go on between signals.
 #[tokio::test]
 async fn rank_0_and_each_other_rank_send_signals_to_each_other() {
-    let ring = Ring::new(&[None; 5]).await;
+    let ring = Ring::new(5).await;
     let groups = ring.groups(1, Dtype::F32).await;
     let play = async |group: &Group<StreamLinks>| {
         for round in 0..20 {
@@ -302,98 +208,29 @@ async fn rank_0_and_each_other_rank_send_signals_to_each_other() {
 }
 
 #[tokio::test]
-async fn a_sender_that_waits_for_a_slot_notices_that_the_peer_dies() {
-    let Some(folder) = memory() else {
-        return;
-    };
-    let ring = Ring::new(&[Some(folder.path()); 2]).await;
-    let (living, dying) = (ring.links(0, 1), ring.links(1, 1));
-    tokio::try_join!(living.connect(0), dying.connect(0)).unwrap();
-    let piece = Bytes::from(vec![1; 64 << 10]);
-    let send = async |links: &StreamLinks| {
-        let sent = links.send(1, piece.clone());
-        tokio::time::timeout(Duration::from_millis(200), sent).await
-    };
-    let mut sent = 0;
-    // The peer receives nothing, so the slots fill up.
-    while let Ok(done) = send(&living).await {
-        done.unwrap();
-        sent += 1;
-    }
-    assert_eq!(sent, 8);
-    let dies = async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        drop(dying);
-    };
-    let lives = tokio::time::timeout(PATIENCE, living.send(1, piece.clone()));
-    let ((), ended) = tokio::join!(dies, lives);
+async fn a_message_that_is_not_due_ends_a_link_with_the_reason() {
+    let ring = Ring::new(2).await;
+    let links = ring.links(0, 1);
+    let (outgoing, mut incoming) = raw_link(ring.hosts[0].address, greeting(1, 0)).await;
+    let admitted = incoming.message().await.unwrap().unwrap();
+    assert_eq!(admitted.kind, Some(Kind::Admitted(wire::Admitted {})));
+    let again = Kind::Greeting(greeting(1, 0));
+    outgoing.send(Ok(again.into())).await.unwrap();
+    // The stream stays open: the link does not end by itself.
+    let ended = tokio::time::timeout(PATIENCE, links.receive(1)).await;
     let error = ended.expect("it hangs").unwrap_err();
-    assert_eq!(error.rank, 1, "{error}");
-}
-
-#[tokio::test]
-async fn messages_that_are_not_due_end_a_link_with_the_reason() {
-    let Some(folder) = memory() else {
-        return;
-    };
-    let shared = Some(folder.path());
-    let large = Kind::Piece(vec![0; 1 << 20].into());
-    for (folder, messages, expected) in [
-        (None, vec![Kind::Shared(100)], "not due"),
-        (None, vec![Kind::Freed(1)], "not due"),
-        (shared, vec![Kind::Freed(1)], "more than it was sent"),
-        (shared, vec![Kind::Shared(u32::MAX)], "does not exist"),
-        (None, vec![Kind::Greeting(greeting(1, 0))], "not due"),
-        (shared, vec![large; 20], "more pieces than are due"),
-    ] {
-        let ring = Ring::new(&[folder, folder]).await;
-        let links = ring.links(0, 1);
-        let files: Vec<NamedTempFile> = folder.iter().flat_map(shared_files).collect();
-        let name = |file: &NamedTempFile| {
-            let name = file.path().file_name().unwrap();
-            name.to_string_lossy().into_owned()
-        };
-        let hello = wire::Greeting {
-            shared_memory: files.iter().map(name).collect(),
-            ..greeting(1, 0)
-        };
-        let (outgoing, mut incoming) = raw_link(ring.addresses[0], hello).await;
-        let admitted = incoming.message().await.unwrap().unwrap();
-        let shares_memory = folder.is_some();
-        let expected_answer = Kind::Admitted(wire::Admitted { shares_memory });
-        assert_eq!(admitted.kind, Some(expected_answer));
-        tokio::spawn(async move {
-            for message in messages {
-                let _ = outgoing.send(Ok(message.into())).await;
-            }
-            // Kept open: the link does not end by itself.
-            tokio::time::sleep(PATIENCE).await;
-        });
-        let piece = Bytes::from(vec![1; 64 << 10]);
-        let act = async {
-            match expected {
-                // It takes in messages while it waits for slots.
-                "more pieces than are due" => loop {
-                    links.send(1, piece.clone()).await?;
-                },
-                _ => links.receive(1).await,
-            }
-        };
-        let ended = tokio::time::timeout(PATIENCE, act).await;
-        let error = ended.expect("it hangs").unwrap_err();
-        assert!(error.reason.contains(expected), "{error}");
-    }
+    assert!(error.reason.contains("not due"), "{error}");
 }
 
 #[tokio::test]
 async fn a_link_ends_when_the_peer_has_opened_another_one() {
-    let ring = Ring::new(&[None, None]).await;
+    let ring = Ring::new(2).await;
     let links = ring.links(0, 1);
-    let first = raw_link(ring.addresses[0], greeting(1, 0)).await;
+    let first = raw_link(ring.hosts[0].address, greeting(1, 0)).await;
     let waits = links.receive(1);
     let second = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let mut second = raw_link(ring.addresses[0], greeting(1, 0)).await;
+        let mut second = raw_link(ring.hosts[0].address, greeting(1, 0)).await;
         second.1.message().await.unwrap();
         second
     };
@@ -402,29 +239,6 @@ async fn a_link_ends_when_the_peer_has_opened_another_one() {
     let error = ended.expect("it hangs").unwrap_err();
     assert!(error.reason.contains("another link"), "{error}");
     drop(first);
-}
-
-/// Two files as a caller creates them.
-fn shared_files(folder: &&Path) -> [NamedTempFile; 2] {
-    [(); 2].map(|()| {
-        let mut name = tempfile::Builder::new();
-        let file = name.prefix("flambeau-").rand_bytes(24);
-        let file = file.tempfile_in(folder).unwrap();
-        file.as_file().set_len(8 * (256 << 10)).unwrap();
-        file
-    })
-}
-
-/// A new folder in memory. None if there is none with room for the links of these tests.
-fn memory() -> Option<TempDir> {
-    let free = statvfs(SHARED_MEMORY).map(|found| found.f_bavail * found.f_frsize);
-    match free {
-        Ok(128_000_000..) => Some(tempfile::tempdir_in(SHARED_MEMORY).unwrap()),
-        _ => {
-            println!("SKIPPED: {SHARED_MEMORY} does not exist or has less than 128 MB");
-            None
-        }
-    }
 }
 
 /// The greeting of a task to another, in ring 1.
@@ -442,7 +256,6 @@ fn greeting(from: usize, to: usize) -> wire::Greeting {
         protocol_version: PROTOCOL_VERSION,
         origin: Some(origin.into()),
         to: Some(identity(to).task.into()),
-        shared_memory: Vec::new(),
     }
 }
 
@@ -467,14 +280,9 @@ async fn raw_link(
 
 #[tokio::test]
 async fn a_task_that_has_started_again_is_not_admitted_to_the_old_ring() {
-    let exchanges = [(); 2].map(|()| Exchange::once(None));
+    let exchanges = [(); 2].map(|()| Exchange::once());
     let hosts = join_all((0..2).map(|index| host(index, exchanges[index].clone()))).await;
-    let addresses = hosts.iter().map(|host| host.address).collect();
-    let mut ring = Ring {
-        hosts,
-        addresses,
-        sent: Arc::default(),
-    };
+    let mut ring = Ring { hosts };
     let old = ring.groups(1, Dtype::F32).await;
     // The second task starts again, and opens its link while the first one is still in the ring.
     let again = ring.links(1, 1);
@@ -482,9 +290,7 @@ async fn a_task_that_has_started_again_is_not_admitted_to_the_old_ring() {
     assert!(quick.is_err(), "it is admitted: {quick:?}");
     drop(old);
     // The first one starts again too, with another exchange and the same address.
-    let started = host(0, Exchange::once(None)).await;
-    ring.addresses[0] = started.address;
-    ring.hosts[0] = started;
+    ring.hosts[0] = host(0, Exchange::once()).await;
     let groups = ring.groups(1, Dtype::F32).await;
     let mut reduced = vectors(2, 1000);
     all_reduce(&groups, &mut reduced).await;

@@ -2,8 +2,8 @@
 //! blocks live, which worker has which data, which step is committed, and when the job has ended. It publishes
 //! these decisions in numbered views, which shards follow.
 //!
-//! `calls` receives a call, the crate `flambeau-cluster` decides it, and `keeping` persists and publishes the changes. `running`
-//! starts and stops a coordinator.
+//! `calls` receives a call, the crate `flambeau-cluster` decides what changes, and `keeping` persists and publishes the
+//! changes. `running` starts and stops a coordinator.
 //!
 //! - `keeping`: the cluster under its lock, its state on disk, checkpoints, the run directory
 //! - `queue`: the jobs of a long-lived cluster

@@ -1,8 +1,8 @@
-//! The clusters of this machine. Each running coordinator keeps a small file in a folder of its user, by which
-//! `flambeau status` finds it without an address.
+//! The clusters of this machine. Each running coordinator keeps a small file in a folder of its user. With this file,
+//! `flambeau status` finds the coordinator without an address.
 //!
-//! The coordinator holds a lock on its file, which ends with the process in any case. So a file without a lock is of a
-//! coordinator that was killed, and the next reader deletes it.
+//! The coordinator holds a lock on its file. The lock ends with the process in any case. So the coordinator of a file
+//! without a lock was killed, and the next reader deletes the file.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// The end of the name of a file that is whole.
+/// The extension of a file that is complete.
 const WHOLE: &str = "json";
 
 /// The most bytes of a file that are read. Coordinators write a few hundred.
@@ -26,7 +26,7 @@ pub struct RunningCluster {
     pub coordinator: SocketAddr,
     /// The run directory.
     pub run_dir: PathBuf,
-    /// The URL of its live page, if it serves one.
+    /// The URL of the coordinator's live page; none if it serves none.
     #[serde(default)]
     pub page: Option<String>,
     /// True if calls must be encrypted.
@@ -35,9 +35,9 @@ pub struct RunningCluster {
     /// True if calls must carry a token.
     #[serde(default)]
     pub token: bool,
-    /// The id of its process.
+    /// The id of the coordinator's process.
     pub process: u32,
-    /// The time at which it started, in seconds since 1970.
+    /// The time at which the coordinator started, in seconds since 1970.
     pub since: u64,
 }
 
@@ -47,7 +47,7 @@ impl RunningCluster {
         reachable(self.coordinator)
     }
 
-    /// Returns the seconds for which the coordinator has run.
+    /// Returns the time for which the coordinator has run, in seconds.
     pub fn age(&self) -> u64 {
         now().saturating_sub(self.since)
     }
@@ -63,7 +63,7 @@ pub fn reachable(listener: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listener.port())
 }
 
-/// Returns the seconds since 1970.
+/// Returns the current time, in seconds since 1970.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -157,8 +157,8 @@ fn check(folder: &Path) -> io::Result<()> {
     ))
 }
 
-/// Reads the file of a coordinator. Returns `None` if the content is of no use, or if the coordinator no longer runs; then the file is
-/// deleted.
+/// Reads the file of a coordinator. Returns none if the content is not valid. If the coordinator no longer runs,
+/// deletes the file and returns none.
 fn read(path: &Path) -> Option<RunningCluster> {
     let file = File::open(path).ok()?;
     match file.try_lock_shared() {

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::http;
 
-/// The descriptors kept for files, for connections that this process opens, and for connections that
+/// The number of descriptors that are kept for files, for connections that this process opens, and for connections that
 /// are being closed.
 const RESERVE: usize = 128;
 
@@ -32,8 +32,8 @@ pub(crate) fn raise() {
     }
 }
 
-/// Returns the limits of a role's port, or of its socket file: those that are asked for, or the default, within the
-/// descriptors that there are.
+/// Returns the limits on connections to a role's port or socket file: `total` or the default, as far as the process has
+/// descriptors.
 pub(crate) fn limits(listen: &Listen, total: Option<usize>, per_address: Option<usize>) -> Limits {
     let descriptors = getrlimit(Resource::Nofile).current;
     let descriptors = descriptors.map_or(usize::MAX, |limit| limit as usize);
@@ -49,7 +49,8 @@ pub(crate) fn limits(listen: &Listen, total: Option<usize>, per_address: Option<
     Limits::new(total.unwrap_or(MOST_CONNECTIONS).min(room), per_address)
 }
 
-/// Returns the number of descriptors of a connection. A connection over a socket file also keeps that of the shared memory.
+/// Returns the number of descriptors of a connection. A connection over a socket file has another for its shared
+/// memory.
 fn each(listen: &Listen) -> usize {
     match listen {
         Listen::Tcp(_) => 1,
@@ -57,7 +58,7 @@ fn each(listen: &Listen) -> usize {
     }
 }
 
-/// Returns the number of descriptors that a process with so many has for connections.
+/// Returns the number of descriptors for connections in a process that may open `descriptors` of them.
 fn room(descriptors: usize) -> usize {
     let kept = (RESERVE + http::CONNECTIONS).min(descriptors / 2);
     descriptors - kept

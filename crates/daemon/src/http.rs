@@ -36,10 +36,10 @@ const COUNTS: [f64; 12] = [
     0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 256.0,
 ];
 
-/// The bounds of factors from 0 to 1.
+/// Histogram buckets for `_factor`, from 0 to 1.
 const FACTORS: [f64; 10] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.999, 1.0];
 
-/// The bounds of norms of steps, relative to the norm of the weights.
+/// Histogram buckets for `_norm`: norms of steps, relative to the norm of the weights.
 const NORMS: [f64; 11] = [
     1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0,
 ];
@@ -50,7 +50,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 /// The longest wait of a health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The most connections at a time. One that makes no request gives way to newer ones.
+/// The most connections for metrics and health at a time. A connection that makes no request gives way to newer ones.
 pub const CONNECTIONS: usize = 64;
 
 /// The most connections of browsers at a time.
@@ -98,7 +98,8 @@ pub fn ask_health(listen: SocketAddr) -> io::Result<()> {
     Err(io::Error::other(format!("it answered {line:?}")))
 }
 
-/// Returns the bytes of memory that this process may use: its container's, or the machine's.
+/// Returns the memory in bytes that this process may use: its container's limit, or the machine's memory if that is
+/// less.
 pub fn memory_limit() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
@@ -111,7 +112,7 @@ pub fn memory_limit() -> u64 {
 /// Makes this process record metrics.
 ///
 /// # Errors
-/// If it does so already.
+/// If the process already records metrics.
 pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
     PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
@@ -163,8 +164,8 @@ pub async fn serve(
     Ok(address)
 }
 
-/// Serves pages to browsers until `shutdown`, over TLS if the process listens encrypted. A request has its [`Caller`](network::connections::Caller)
-/// as an extension, so that the application can check the token.
+/// Serves pages to browsers until `shutdown`, over TLS if `security` has a certificate. A request has its
+/// [`Caller`](network::connections::Caller) as an extension, so that the application can check the token.
 #[boxed]
 pub async fn serve_pages(
     listener: TcpListener,
@@ -177,7 +178,7 @@ pub async fn serve_pages(
     answer_all(incoming, (builder(), app), shutdown).await;
 }
 
-/// Returns the settings of connections.
+/// Returns the settings of HTTP connections.
 fn builder() -> Builder<TokioExecutor> {
     let mut http = Builder::new(TokioExecutor::new());
     http.http1()

@@ -105,10 +105,10 @@ pub struct JobFlags {
     pub set: Vec<String>,
 }
 
-/// Reads a value as a job file would.
+/// Reads the name of a setting's value, as a job file has it.
 ///
 /// # Errors
-/// If it is none of the names.
+/// If the text is not one of the names.
 pub fn named<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
     let value = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(text);
     T::deserialize(value).map_err(|error| error.to_string())

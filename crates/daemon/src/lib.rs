@@ -37,11 +37,11 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 /// port 0 reads them there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The address on which the role listens; absent for a role that does not.
+    /// The address on which the role listens; none for a role that does not listen.
     pub address: Option<Listen>,
-    /// The address of its page for browsers; absent for a process that serves none.
+    /// The address of the process's page for browsers; none if the process serves none.
     pub page: Option<SocketAddr>,
-    /// The address of its metrics.
+    /// The address of the process's metrics.
     pub metrics: SocketAddr,
 }
 
@@ -63,7 +63,7 @@ impl Ready {
     const PAGE: &str = "page on ";
     const METRICS: &str = "metrics on ";
 
-    /// Returns the line, in the format of the log beside it.
+    /// Returns the line that the process prints, in the format of its log.
     pub fn line(&self, format: LogFormat) -> String {
         let address = self.address.as_ref().map(Listen::to_string);
         match format {
@@ -88,7 +88,7 @@ impl Ready {
         }
     }
 
-    /// Reads the line; `None` if it is not such a line.
+    /// Reads a line of this kind; none for any other line.
     pub fn parse(line: &str) -> Option<Self> {
         if let Ok(object) = serde_json::from_str::<ReadyObject>(line) {
             let address = object.listening.map(|address| address.parse());

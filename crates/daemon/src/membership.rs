@@ -40,15 +40,15 @@ const DRAIN_AGAIN: Duration = Duration::from_millis(200);
 /// The time limit of the call that gives a lease back.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The time limit of the call that tells the coordinator of an error.
+/// The time limit of the call that reports an error to the coordinator.
 const TELL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A registered task. Its lease is kept until this is dropped or [`Membership::leave`] is called.
 #[derive(Debug)]
 pub struct Membership {
-    /// The coordinator, for calls of the role's own.
+    /// The coordinator, for other calls of the role.
     pub coordinator: Coordinator,
-    /// This process.
+    /// The task of this process.
     pub task: Task,
     /// The run of which the process is a member.
     pub run: RunNumber,
@@ -78,7 +78,7 @@ enum Standing {
 }
 
 impl Standing {
-    /// Returns the error of a process that is no member any more.
+    /// Returns the error of a process that has lost its lease or whose job has failed; none for a member.
     fn error(&self) -> Option<MembershipError> {
         match self {
             Self::Member => None,
@@ -110,11 +110,11 @@ pub struct Registration {
     /// The address at which others reach the process; empty if it does not listen. The host 0.0.0.0 stands
     /// for the interface that leads to the coordinator, looked up at each registration.
     pub address: String,
-    /// The address of its metrics; 0.0.0.0 has the same meaning there.
+    /// The address of the process's metrics. The host 0.0.0.0 has the same meaning here.
     pub metrics_address: String,
-    /// The values that a returning server still has.
+    /// The values that a returning server still has; none for other processes.
     pub holding: Option<wire::Holding>,
-    /// Servers only: the bytes of values that the server has memory for; 0 if it is not known.
+    /// Servers only: the size in bytes of the values for which the server has memory; 0 if it is not known.
     pub capacity_bytes: u64,
 }
 
@@ -240,7 +240,7 @@ impl Membership {
         self.lease.clone()
     }
 
-    /// Returns the stream by which this worker reports finished steps. Each answered report renews the lease.
+    /// Returns the stream by which this worker reports finished steps. The replies renew the lease.
     pub fn step_reports(&self) -> StepReports {
         StepReports::new(self.coordinator.clone(), self.lease())
     }
@@ -260,9 +260,9 @@ impl Membership {
         }
     }
 
-    /// Waits until a checkpoint has all of this server's shard, so that the server may stop, or until the coordinator
-    /// refuses to write one. Returns false if the membership has ended: the server may stop after it has registered
-    /// again.
+    /// Waits until this server may stop, because a checkpoint has all of its shard, or because the coordinator refuses
+    /// to write one. Returns true then. Returns false if the membership has ended: the server must register again and
+    /// wait again.
     pub fn drained(&self) -> impl Future<Output = bool> + use<> {
         let (coordinator, sender) = (self.coordinator.clone(), self.sender());
         let mut client = coordinator.client.clone();
@@ -318,7 +318,8 @@ impl Membership {
         }
     }
 
-    /// Follows the coordinator's views until this membership's end or `stop`.
+    /// Follows the coordinator's views until `stop` is cancelled or all receivers are dropped. Opens the stream again
+    /// after it has broken.
     pub fn views(&self, stop: CancellationToken) -> watch::Receiver<View> {
         let (sender, receiver) = watch::channel(View::default());
         let coordinator = self.coordinator.clone();

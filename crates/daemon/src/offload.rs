@@ -6,7 +6,7 @@ use shared_proto::task;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::AbortHandle;
 
-/// The place where such work runs.
+/// The place where work runs that would delay messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// A thread for blocking work.
@@ -48,13 +48,13 @@ impl Offload {
     }
 }
 
-/// Gives this thread, and those that it starts from here on, a low priority. On Linux, priorities belong to threads. Where the system
-/// refuses, they have the usual one.
+/// Gives this thread, and the threads that it starts later, a low priority. On Linux, priorities belong to threads. If
+/// the system refuses, the priority stays as it is.
 pub fn lower_priority() {
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// Returns the runtime for work in the background, which lives as long as the process; none if it has no threads.
+/// Returns the runtime for work in the background, which lives as long as the process; none if it could not be started.
 fn background() -> Option<&'static Runtime> {
     static BACKGROUND: OnceLock<Option<Runtime>> = OnceLock::new();
     let start = || {

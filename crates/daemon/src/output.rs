@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use metrics::counter;
 
-/// The lines of the log that could not be written since the last one that could.
+/// The number of log lines that could not be written since the last line that could.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// Writes the log to stderr. Lines that cannot be written are counted in the metrics, and the next line that can be
@@ -21,7 +21,7 @@ impl Log {
 }
 
 impl<W: Write> Write for Log<W> {
-    /// Takes a line, whole or not at all.
+    /// Takes a whole line. Counts it as lost if it cannot be written, and returns no error.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let lost = LOST.load(Ordering::Relaxed);
         let written = match lost {
@@ -52,8 +52,9 @@ impl<W: Write> Write for Log<W> {
     }
 }
 
-/// Prints a result to stdout. If the pipe has no reader any more, as in `flambeau jobs | head`, the process exits with 0. If it cannot be
-/// written for another reason, the process says so and fails.
+/// Prints a result to stdout. If the pipe has no reader any more, as in `flambeau jobs | head`, the process ends
+/// without an error. If the result cannot be written for another reason, the process prints the error to stderr and
+/// exits with code 1.
 pub fn print(result: Arguments<'_>) {
     let mut stdout = io::stdout().lock();
     let printed = stdout.write_fmt(result).and_then(|()| stdout.flush());

@@ -31,43 +31,44 @@ const CUT_SHORT: i32 = 143;
 /// The longest time that a role on a thread waits for its last file operations before it ends.
 const LAST_WRITES: Duration = Duration::from_secs(5);
 
-/// The process of a role, for its `run`.
+/// The process in which a role runs. The role's `run` receives it.
 #[derive(Clone, Debug)]
 pub struct Process {
     /// Cancelled when the process is to shut down.
     pub shutdown: CancellationToken,
     /// The time limit of the shutdown.
     pub shutdown_within: Duration,
-    /// The address of the metrics; port 0 if it serves none.
+    /// The address of the metrics; port 0 if the process serves none.
     metrics: SocketAddr,
     /// The readiness that `/readyz` shows; not ready at first.
     pub readiness: Readiness,
-    /// The action once the job has ended, if the settings name one.
+    /// The action once the job has ended; none if the settings name none.
     pub after_job: Option<AfterJob>,
     /// The credentials of this process, and those that it demands of its callers.
     pub security: Security,
     announcement: Announcement,
-    /// Done once the addresses are told.
+    /// Done once the addresses are announced.
     announced: Arc<Once>,
 }
 
-/// Where a process says that it listens.
+/// The way in which a process announces its addresses.
 #[derive(Clone, Debug)]
 enum Announcement {
     /// A line of stdout in this format.
     Stdout(LogFormat),
-    /// To the process of which it is a thread.
+    /// A channel to the process of which the role is a thread.
     Channel(mpsc::Sender<Ready>),
 }
 
 impl Process {
-    /// Prints the addresses on which it listens, on a line of stdout (see [`Ready`]). A role on a thread of another process sends them
-    /// to the one that has started it. Only the first call of a process counts: a second role in it has no line of its own.
+    /// Announces the addresses on which the role listens, on a line of stdout (see [`Ready`]). A role on a thread sends
+    /// them to the starter of the thread instead. Only the first call in a process counts: a second role in it has no
+    /// line of its own.
     pub fn announce(&self, address: Option<Listen>) {
         self.announce_page(address, None);
     }
 
-    /// Prints the addresses on which it listens, with that of its page for browsers.
+    /// Announces the addresses on which the role listens, with the address of its page for browsers.
     pub fn announce_page(&self, address: Option<Listen>, page: Option<SocketAddr>) {
         let ready = Ready {
             address,
@@ -83,7 +84,7 @@ impl Process {
         });
     }
 
-    /// Returns the address of the metrics, with which the process registers; nothing if it serves none.
+    /// Returns the address of the metrics, with which the process registers; empty if the process serves none.
     pub fn metrics_address(&self) -> String {
         match self.metrics.port() {
             0 => String::new(),
@@ -91,7 +92,8 @@ impl Process {
         }
     }
 
-    /// Stays after a job until there is another one, if the settings say so, or else if the coordinator takes one job after the other.
+    /// Waits for another job after the end of a job, if the settings say so. If they say nothing, waits if the
+    /// coordinator has a queue of jobs. Returns what the process does next.
     #[boxed(?Send)]
     pub async fn next_job<'a>(&'a self, after: After<'a>) -> Onward {
         let stays = match self.after_job {
@@ -118,15 +120,15 @@ impl Process {
 /// What a process does after a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Onward {
-    /// It registers for the next job.
+    /// The process registers for the next job.
     Registers,
-    /// It ends, because it was told to while it waited. The job that is over decides nothing any more.
+    /// The process ends, because it was told to while it waited. The outcome of its last job no longer matters.
     ToldToGo,
-    /// It ends as its job has ended.
+    /// The process ends with the outcome of its job.
     Ends,
 }
 
-/// The reason for which a process waits for the next job.
+/// The reason why a process waits for the next job.
 pub enum After<'a> {
     /// The job is done. The membership remains, so that the cluster shows the process.
     Done(&'a Membership),
@@ -136,9 +138,9 @@ pub enum After<'a> {
     Unable {
         /// The coordinator.
         coordinator: &'a Coordinator,
-        /// The run that it cannot take part in, if it was a member.
+        /// The run in which the process cannot take part; none if it was not a member.
         run: Option<RunNumber>,
-        /// The time after which it tries to take part in the same run again, as if it had been restarted.
+        /// The time after which the process tries to take part in the same run again, as if it had been restarted.
         again: Duration,
         /// The error.
         error: &'a dyn Display,
@@ -146,7 +148,7 @@ pub enum After<'a> {
 }
 
 impl After<'_> {
-    /// Returns the error that has kept the process from the end of its job, if there is one.
+    /// Returns the error that has kept the process from finishing its job; none if the job is done.
     fn error(&self) -> Option<&dyn Display> {
         match self {
             Self::Done(_) => None,
@@ -162,7 +164,7 @@ impl After<'_> {
         }
     }
 
-    /// Waits until the process is to register again; returns false if another process has its identity.
+    /// Waits until the process should register again. Returns false if another process has taken its identity.
     async fn over(self) -> bool {
         match self {
             Self::Done(membership) | Self::Failed(membership, _) => tokio::select! {
@@ -192,7 +194,7 @@ impl After<'_> {
 pub struct Again(u32);
 
 impl Again {
-    /// Returns the next pause, twice the one before: from 5 s to 80 s.
+    /// Returns the next pause, which is twice the previous one: from 5 s to at most 80 s.
     pub fn next_pause(&mut self) -> Duration {
         let pause = Duration::from_secs(5 << self.0);
         self.0 = (self.0 + 1).min(4);
@@ -326,8 +328,9 @@ fn start(settings: &ProcessSettings, run: Role<'_>) -> Result<(), Ending> {
     outcome
 }
 
-/// Runs a role on this thread of a process that does other work too: without signals and metrics of its own, and with the log of the
-/// process, if there is one. It shuts down when `shutdown` is cancelled, and sends the addresses on which it listens to `ready`.
+/// Runs a role on this thread of a process that does other work too. The role has no signals and metrics of its own,
+/// and uses the log of the process, if there is one. The role shuts down when `shutdown` is cancelled, and sends the
+/// addresses on which it listens to `ready`.
 ///
 /// # Errors
 /// The error with which a process of this role would end.

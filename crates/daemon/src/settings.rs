@@ -132,7 +132,7 @@ pub struct ConnectionSettings {
 }
 
 impl ConnectionSettings {
-    /// Returns the limits of a port or a socket file, within the files that this process may have open.
+    /// Returns the limits on connections to a port or a socket file, within this process's limit of open files.
     pub fn limits(&self, listen: &Listen) -> Limits {
         let [total, per_address] = [self.max_connections, self.max_connections_per_address]
             .map(|number| number.map(|number| number as usize));
@@ -165,8 +165,8 @@ pub struct MemberSettings {
 }
 
 impl MemberSettings {
-    /// Returns the identity to register under. If none was given, it is made of the host's name and the configured
-    /// listening address.
+    /// Returns the identity to register under. If none was given, it is made of the host's name and the configured port
+    /// or socket file. With port 0, a random number takes the place of the port.
     pub fn identity(&self, listen: &Listen) -> String {
         let host = || {
             hostname::get().map_or_else(|_| "host".to_owned(), |h| h.to_string_lossy().into_owned())

@@ -142,13 +142,13 @@ impl App {
     /// Opens a trained model for online inference. The rows of its tables stay on running servers.
     ///
     /// # Errors
-    /// If a file cannot be read, does not fit the model, or no server has the model's tables.
+    /// If a file cannot be read or does not fit the model, or if no server has the model's tables.
     pub fn scorer(&self, scoring: &Scoring) -> candle_core::Result<Scorer> {
         Scorer::open(scoring, &self.registry)
     }
 
-    /// Runs the command that the command line names. Call this first in `main`: a process that computes re-executes the program here, unless
-    /// `RAYON_NUM_THREADS` is set.
+    /// Runs the command that the command line names. Call this first in `main`: if the command computes with candle,
+    /// this re-executes the program, unless `RAYON_NUM_THREADS` is set.
     pub fn main(self) -> ExitCode {
         let registry = self.registry;
         let arguments = with_names(Arguments::command(), &registry).get_matches();
@@ -202,7 +202,7 @@ impl App {
     }
 }
 
-/// Adds the names of the registry to the help of the settings that take one.
+/// Adds the names of the registry's data sources and models to the help of the settings that take such a name.
 fn with_names(command: clap::Command, registry: &Registry) -> clap::Command {
     let list = |names: &mut dyn Iterator<Item = &str>| names.collect::<Vec<_>>().join(", ");
     let sources = list(&mut registry.sources());

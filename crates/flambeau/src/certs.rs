@@ -55,7 +55,7 @@ pub(crate) const ALL: [Holder; 4] = [
 ];
 
 impl Holder {
-    /// Returns the name of its folder.
+    /// Returns the name of the holder's folder.
     fn folder(self) -> String {
         match self.role() {
             Some(role) => role.to_string(),
@@ -63,7 +63,7 @@ impl Holder {
         }
     }
 
-    /// Returns the name that its certificate is valid for.
+    /// Returns the name for which the holder's certificate is valid.
     fn name(self) -> String {
         self.role()
             .map_or_else(|| "operator.flambeau".to_owned(), name_of)
@@ -109,7 +109,7 @@ const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 const TOKEN: &str = "token";
 
-/// Returns the files of a role's processes: all in a folder of its own.
+/// Returns the paths of the files of a role's processes. All are in the role's folder in `dir`.
 pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
     let dir = dir.join(role.to_string());
     SecurityFiles {
@@ -124,7 +124,8 @@ pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
 /// Makes the files that are missing. Returns the names of those that were written.
 ///
 /// # Errors
-/// If a file cannot be read or written, or if there is no authority that both can sign and is trusted.
+/// If a file cannot be read or written, or if a certificate must be signed, but the authority cannot sign or a role
+/// does not trust it.
 pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<String>, CommandError> {
     let mut to = Folder { dir, made: vec![] };
     let there = |holder: Holder, file: &str| dir.join(holder.folder()).join(file).exists();
@@ -213,7 +214,7 @@ fn failed(path: &Path) -> impl Fn(rcgen::Error) -> CommandError + '_ {
 /// Reads the authority's certificate and its key.
 ///
 /// # Errors
-/// If one is missing or cannot be used, or they do not belong together.
+/// If the certificate or the key is missing or cannot be used, or if they do not belong together.
 fn known_authority(dir: &Path, for_whom: &[Holder]) -> Result<(String, Authority), CommandError> {
     let (key, pem) = (dir.join(AUTHORITY_KEY), dir.join(AUTHORITY));
     if let Some(path) = [&key, &pem].into_iter().find(|path| !path.exists()) {

@@ -1,4 +1,5 @@
-//! The parts that several commands have: the job that they are about, and the runtime of those that call processes.
+//! Parts that several commands share: the arguments of a job, the files of a finished run, and the runtime of commands
+//! that call other processes.
 
 use std::path::{Path, PathBuf};
 
@@ -25,17 +26,17 @@ pub(crate) struct JobArguments {
     pub(crate) flags: JobFlags,
 }
 
-/// The weights of a run.
+/// The weights of a run that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weights {
-    /// Those of its end.
+    /// The final weights.
     Last,
-    /// Those of its best evaluation.
+    /// The weights of the best evaluation.
     Best,
 }
 
 impl Weights {
-    /// Returns the best weights if a command asks for them, and else the last.
+    /// Returns the best weights if `asked` is true, otherwise the final weights.
     pub(crate) fn best_if(asked: bool) -> Self {
         match asked {
             true => Self::Best,
@@ -43,7 +44,7 @@ impl Weights {
         }
     }
 
-    /// Returns their file in a run directory.
+    /// Returns the name of the weights' file in a run directory.
     pub(crate) fn file(self) -> &'static str {
         match self {
             Self::Last => run_dir::MODEL,
@@ -54,19 +55,19 @@ impl Weights {
 
 /// The files of a run that has ended.
 pub(crate) struct FinishedRun {
-    /// The job as it ran, with data from another place if one is given.
+    /// The job as it ran, except for the folder of the data if another one is given.
     job: Job,
     which: Weights,
     /// The file of the weights.
     weights: PathBuf,
-    /// The location of the checkpoints. The last one has the rows of tables that belong to the final weights.
+    /// The location of the checkpoints. The last checkpoint has the rows of tables that belong to the final weights.
     checkpoints: String,
-    /// What the columns of a table were fitted to; none for data of other kinds.
+    /// The parameters that were fitted to the training data; none if the run directory has no file of them.
     fitted: Option<Fitted>,
 }
 
 impl FinishedRun {
-    /// Returns what the training has left.
+    /// Returns the job, the weights, the rows and the fitted parameters of the training.
     pub(crate) fn trained(&self) -> Trained<'_> {
         Trained {
             job: &self.job,
@@ -87,10 +88,10 @@ impl FinishedRun {
         &self.weights
     }
 
-    /// Reads what a run has left, with data from another place if one is given.
+    /// Reads the files of a run. `data` replaces the folder of the data in the run's job.
     ///
     /// # Errors
-    /// If its job cannot be read, or it has kept no best weights and they are wanted.
+    /// If the job or the fitted parameters cannot be read, or if the best weights are wanted and the run has kept none.
     pub(crate) fn read(
         dir: &Path,
         which: Weights,
@@ -141,7 +142,7 @@ pub(crate) async fn saved_tables(location: &str) -> Result<SavedTables, CommandE
     Ok(tables)
 }
 
-/// Runs a command that talks to others.
+/// Runs a command that calls other processes, on a runtime with one thread.
 pub(crate) fn block_on<T>(
     future: impl Future<Output = Result<T, CommandError>>,
 ) -> Result<T, CommandError> {

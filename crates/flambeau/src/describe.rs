@@ -19,7 +19,8 @@ const MOST_CLASSES: usize = 20;
 /// With at least this many columns of categories, clicks or buys are likely, and a model for them is proposed.
 const MANY_CATEGORIES: usize = 3;
 
-/// The epochs of a job, and the most for a file of few rows, which is to be trained for about so many steps.
+/// The fewest and the most epochs of a proposed job. A file of few rows has more epochs, for a total of about `STEPS`
+/// steps.
 const EPOCHS: (u64, u64) = (10, 100);
 const STEPS: u64 = 500;
 
@@ -165,7 +166,7 @@ fn brief(text: &str) -> String {
     }
 }
 
-/// Returns what a label would be, as `data.target` says it.
+/// Returns the value of `data.target` that fits a label.
 fn target(label: &ColumnSurvey) -> &'static str {
     match label.looks {
         _ if label.distinct == 2 => "binary",
@@ -174,7 +175,7 @@ fn target(label: &ColumnSurvey) -> &'static str {
     }
 }
 
-/// Returns a job for a file.
+/// Returns a job for a file, as TOML.
 fn job(data: &Data, file: &Path, columns: &[ColumnSurvey], label: &ColumnSurvey) -> String {
     let text = |text: &str| toml_text(text);
     let inputs = || columns.iter().filter(|column| column.name != label.name);
@@ -228,7 +229,7 @@ fn job(data: &Data, file: &Path, columns: &[ColumnSurvey], label: &ColumnSurvey)
     job
 }
 
-/// Returns a text as TOML has it: JSON's strings are TOML's too.
+/// Returns a text as a string of TOML. Strings of JSON are strings of TOML too.
 fn toml_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -83,7 +83,7 @@ fn problem(gpus: &Gpus) -> Option<String> {
     }
 }
 
-/// Returns the devices as a table, and a line about GPUs if there are none.
+/// Returns the devices as a table. If no GPU is listed, a line gives the reason.
 fn text(found: &Found) -> String {
     let mut table = Table::new();
     let header = ["device", "what it is", "memory", "free"];

@@ -43,12 +43,12 @@ pub enum CommandError {
         /// The names of the columns.
         columns: String,
     },
-    /// The best weights of a model with tables are wanted.
+    /// The best weights were requested, but the model has tables, and only checkpoints have their rows.
     #[error(
         "the model has tables, and best.safetensors has no rows of them: only the last checkpoint has rows; use the last weights"
     )]
     BestWithTables,
-    /// A run is to go on in its own folder.
+    /// The run directory of a new training is that of the run that it continues.
     #[error(
         "{}: this is the run directory of the training to go on from, whose records a new training would overwrite; give the job another run_dir, or none",
         run_dir.display()
@@ -60,7 +60,7 @@ pub enum CommandError {
     /// The job cannot be read.
     #[error(transparent)]
     Job(#[from] CoordinatorError),
-    /// The coordinator does not answer.
+    /// A call to the coordinator has failed.
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// Certificates or the token cannot be used.
@@ -94,7 +94,7 @@ pub enum CommandError {
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Rows are to be ordered by updates, which their table does not count.
+    /// The rows were requested in the order of their updates, which their table does not count.
     #[error(
         "table {table:?} does not count the updates of its rows, since it evicts none; leave --by updates out"
     )]
@@ -102,7 +102,7 @@ pub enum CommandError {
         /// The table.
         table: String,
     },
-    /// A single checkpoint is to be followed.
+    /// The location to follow is a single checkpoint.
     #[error(
         "{location} is a single checkpoint, after which no other comes; with --follow, name the run, or leave --follow out"
     )]
@@ -123,16 +123,16 @@ pub enum CommandError {
         "{place} is there already: another process exports to the same folder; let one of them do so"
     )]
     FeedTaken {
-        /// The manifest.
+        /// The location of the manifest that the other process has written.
         place: String,
     },
     /// Some checkpoints are not as they were written.
     #[error("{} damaged:\n  {}", damages.len(), damages.join("\n  "))]
     Damaged {
-        /// The damage of each checkpoint.
+        /// Descriptions of the damage.
         damages: Vec<String>,
     },
-    /// The averages of a checkpoint without averages are asked for.
+    /// The averages of a checkpoint that has none were requested.
     #[error(
         "{checkpoint}: its job keeps no moving averages (ema_decay) in checkpoints; leave --averages out for the weights"
     )]
@@ -140,7 +140,7 @@ pub enum CommandError {
         /// The checkpoint.
         checkpoint: String,
     },
-    /// A table that a checkpoint does not have is asked for.
+    /// The checkpoint does not have the requested table.
     #[error(
         "{checkpoint}: it has no table {table:?}; {}",
         match tables.as_slice() {
@@ -153,10 +153,10 @@ pub enum CommandError {
         checkpoint: String,
         /// The table.
         table: String,
-        /// The tables that it has.
+        /// The names of the checkpoint's tables.
         tables: Vec<String>,
     },
-    /// The name of a file does not say in which form rows are to be written.
+    /// The name of the output file ends in neither `.parquet` nor `.safetensors`.
     #[error("{path:?}: the rows of a table go into a file that ends in .parquet or .safetensors")]
     UnknownFormat {
         /// The file.
@@ -199,7 +199,7 @@ pub enum CommandError {
         name: String,
         /// The end of the process: an exit code or a signal.
         status: String,
-        /// Its log.
+        /// The log of the process.
         log: PathBuf,
         /// The last lines of the log.
         tail: String,
@@ -219,7 +219,7 @@ pub enum CommandError {
     ClusterLacks {
         /// The coordinator.
         coordinator: String,
-        /// What it lacks.
+        /// The members that the cluster lacks.
         what: &'static str,
         /// What to do.
         advice: &'static str,
@@ -231,7 +231,7 @@ pub enum CommandError {
     NoWorkerCan {
         /// The job.
         job: String,
-        /// The reasons of the workers.
+        /// The reasons that the workers report.
         troubles: String,
     },
     /// All workers that a program has brought to a cluster have ended with errors.
@@ -289,7 +289,7 @@ impl From<InputError> for CommandError {
 }
 
 impl CommandError {
-    /// Returns a conversion of system errors about a file.
+    /// Returns a function that turns a system error into the error of a file.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |error| Self::File { path, error }

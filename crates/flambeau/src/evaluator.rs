@@ -25,7 +25,7 @@ use crate::checkpoint::{Output, Values, write};
 use crate::command::{block_on, saved_tables};
 use crate::error::CommandError;
 
-/// The file of a run directory with the results.
+/// The name of the file in a run directory that has the results.
 pub(crate) const RECORD: &str = "evaluator.jsonl";
 
 #[derive(Clone, Debug, Args)]
@@ -59,14 +59,14 @@ fn seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| format!("{text:?} is no time in seconds from 0.1 to 86400"))
 }
 
-/// The result of a checkpoint.
+/// The result of evaluating a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
     /// The run that wrote the checkpoint.
     #[serde(default)]
     run: String,
     checkpoint: u64,
-    /// The steps that the checkpoint has.
+    /// The number of steps that the checkpoint contains.
     steps: u64,
     metrics: BTreeMap<String, Number>,
 }
@@ -92,7 +92,7 @@ impl Line {
             .unwrap_or_else(|error| unreachable!("a result is plain data: {error}"))
     }
 
-    /// Appends it to a file.
+    /// Appends the line to a file.
     pub(crate) fn append_to(&self, path: &Path) -> Result<(), CommandError> {
         let append = || {
             let mut options = std::fs::OpenOptions::new();
@@ -109,7 +109,7 @@ impl Line {
     }
 }
 
-/// What an evaluation needs of a checkpoint.
+/// The parts of a checkpoint that an evaluation needs.
 pub(crate) struct Fetched {
     pub(crate) job: Job,
     weights: PathBuf,
@@ -122,7 +122,7 @@ impl Fetched {
     /// Reads a checkpoint: the moving averages of its weights, if its job keeps them, and the rows of its tables.
     ///
     /// # Errors
-    /// If it cannot be read; it may have been deleted in favour of a newer one.
+    /// If the checkpoint cannot be read; it may have been deleted because a newer one has replaced it.
     pub(crate) async fn read(store: &Store, manifest: &Manifest) -> Result<Self, CommandError> {
         let place = store.checkpoint_location(manifest.number);
         let job = Job::parse(&manifest.job_toml).map_err(|error| CommandError::Content {
@@ -149,7 +149,7 @@ impl Fetched {
         })
     }
 
-    /// Evaluates it by the model of its job.
+    /// Evaluates the checkpoint with `evaluator`, which has the model of the checkpoint's job.
     ///
     /// # Errors
     /// If the data or the model cannot be used.
@@ -158,7 +158,7 @@ impl Fetched {
     }
 }
 
-/// Evaluates each newest checkpoint, until the run has ended.
+/// Evaluates the newest checkpoint, and then the newest after each evaluation, until the run has ended.
 ///
 /// # Errors
 /// If a checkpoint, the data or the model cannot be used.
@@ -175,11 +175,11 @@ struct Beside<'a> {
     arguments: &'a Arguments,
     registry: &'a Registry,
     device: Device,
-    /// The newest checkpoint that was evaluated, once that is known.
+    /// The number of the newest checkpoint of `run` that was evaluated; none if none was.
     done: Option<u64>,
-    /// The run of that checkpoint.
+    /// The run that wrote the newest checkpoint; empty until a checkpoint is found.
     run: String,
-    /// The model of the run, once there is a checkpoint.
+    /// The evaluator with the model of the run; none until a checkpoint is read.
     evaluator: Option<Evaluator>,
 }
 
@@ -195,7 +195,8 @@ impl<'a> Beside<'a> {
         }
     }
 
-    /// Returns the file of the results: by default one in the run directory, if the location is one.
+    /// Returns the file for the results. By default it is in the run directory; none if the location is not a run
+    /// directory.
     fn record(&self) -> Option<PathBuf> {
         let run = Path::new(&self.arguments.location);
         let usual = || run.join(run_dir::JOB).is_file().then(|| run.join(RECORD));

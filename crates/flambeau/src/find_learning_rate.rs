@@ -17,7 +17,7 @@ use crate::command::{JobArguments, block_on};
 use crate::error::CommandError;
 use crate::plot;
 
-/// The number of lines of a curve in the terminal.
+/// The most points of a curve that the terminal shows.
 const LINES: usize = 20;
 
 #[derive(Clone, Debug, Args)]

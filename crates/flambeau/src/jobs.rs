@@ -21,10 +21,10 @@ use crate::error::CommandError;
 use crate::status::{harmless, local};
 use shown::{as_json, line, progress, table};
 
-/// The interval at which a job is looked at.
+/// The interval at which the state of a job is fetched.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The time for which a coordinator may be away while its job is waited for.
+/// The longest time for which the coordinator may not answer while a command waits for a job.
 const AWAY: Duration = Duration::from_secs(600);
 
 /// The coordinator of the cluster.
@@ -163,7 +163,7 @@ async fn wait(coordinator: &Coordinator, id: u64, as_one_object: bool) -> Result
     }
 }
 
-/// Waits for the end of a job, and prints how far it is unless the output is `as_one_object`.
+/// Waits for the end of a job. Prints the job's progress unless `as_one_object` is true.
 async fn ended(
     coordinator: &Coordinator,
     id: u64,
@@ -213,7 +213,7 @@ pub(crate) fn cancel(arguments: &Cancel) -> Result<(), CommandError> {
     })
 }
 
-/// Returns the job of an answer about one.
+/// Returns the only job of an answer.
 fn only(jobs: Vec<QueuedJob>) -> Result<QueuedJob, CommandError> {
     jobs.into_iter().next().ok_or(CommandError::NoAnswer)
 }

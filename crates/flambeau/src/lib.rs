@@ -1,21 +1,21 @@
-//! Flambeau trains [candle](candle_core) models on many machines: sharded parameter servers hold
-//! the variables, workers compute gradients, a coordinator knows which processes are live.
+//! Flambeau trains [candle](candle_core) models on many machines: sharded parameter servers hold the variables, workers
+//! compute gradients, and a coordinator tracks which processes are live.
 //!
 //! The book in `docs/book` is for authors of models. This page lists the interfaces.
 //!
 //! # A model and its data
 //!
-//! A [`Model`] asks for its variables in `new` and computes outputs in `forward`. Data is a list of [`Column`]s in memory
-//! ([`InMemory`]), one of the sources that a [`Job`] names, or a [`Source`] of your own. The loss and the metrics follow from the data's
-//! target, unless the job's `[objective]` or the model has others. [`nn`] has layers and losses with checked gradients. Embedding tables
-//! are asked for by [`Setup::table`].
+//! A [`Model`] creates its variables in `new` and computes outputs in `forward`. Data is a list of [`Column`]s in
+//! memory ([`InMemory`]), one of the sources that a [`Job`] names, or a [`Source`] of your own. The loss and the
+//! metrics follow from the data's target, unless the job's `[objective]` or the model defines others. [`nn`] has layers
+//! and losses with checked gradients. [`Setup::table`] adds an embedding table.
 //!
 //! A program trains a model by one of three interfaces.
 //!
 //! # `fit`, `evaluate`, `predict`
 //!
-//! A [`Trainer`] trains a job within the process, also in a test, and returns a [`History`] of values. [`Callback`]s see
-//! each evaluation and may stop the training.
+//! A [`Trainer`] trains a job within the process, also in a test, and returns the measurements as a [`History`].
+//! [`Callback`]s receive each evaluation and may stop the training.
 //!
 //! ```
 //! use flambeau::{Error, Job, Trainer};
@@ -31,8 +31,8 @@
 //!
 //! # A loop of your own
 //!
-//! A [`Strategy`] runs steps that the program writes itself on a replica of a model for each device. A model may have several
-//! optimizers, and its gradients are those of the mean loss over the samples of all replicas.
+//! A [`Strategy`] runs training steps that you write, on a replica of the model for each device. A model may have
+//! several optimizers. The gradients are those of the mean loss over the samples of all replicas.
 //!
 //! ```
 //! use flambeau::candle_core::{Device, Tensor};
@@ -57,8 +57,8 @@
 //!
 //! # A program of all roles
 //!
-//! An [`App`] is Flambeau's command line with models and data sources of your own. The same program trains on one machine
-//! (`my-program train`) and is each daemon of a cluster (`my-program coordinator`, `ps-server`, `worker`).
+//! An [`App`] is Flambeau's command line with models and data sources of your own. The same program trains on one
+//! machine (`my-program train`) and runs each daemon of a cluster (`my-program coordinator`, `ps-server`, `worker`).
 //!
 //! ```no_run
 //! use flambeau::{App, Batch, Model, Pass, Setup};
@@ -85,8 +85,9 @@
 //!
 //! # A trained model
 //!
-//! [`Trainer::predict`] and `flambeau predict` compute outputs of a run's weights, which candle reads as safetensors. A [`Scorer`] scores
-//! single requests with the rows of tables on running servers, and [`Lookup`] reads rows alone.
+//! [`Trainer::predict`] and `flambeau predict` compute outputs with a run's weights, a safetensors file that candle
+//! reads too. A [`Scorer`] scores single requests, with the rows of tables on running servers. [`Lookup`] only reads
+//! rows.
 
 // The command line:
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have

@@ -11,7 +11,7 @@ use shared_proto::number::{self, Number};
 
 use crate::error::CommandError;
 
-/// The lines that commands show.
+/// A line of `metrics.jsonl`. Lines that no command needs are [`Line::Other`].
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Line {
@@ -70,10 +70,10 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Line>, CommandError> {
     Ok(lines)
 }
 
-/// The lines that a run adds while it goes on.
+/// Reads the lines that a running job adds.
 pub(crate) struct Tail {
     path: PathBuf,
-    /// The bytes that were read.
+    /// The number of bytes that were read.
     read: u64,
 }
 

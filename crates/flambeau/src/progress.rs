@@ -13,17 +13,17 @@ use shared_proto::ids::{Role, Task, names};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
-/// The bar of the whole job, and that of a worker: a line each, of 80 columns at the most.
+/// The templates of the whole job's bar and of a worker's bar. Each bar has one line, of at most 80 columns.
 const WHOLE: &str = "{prefix:<12} [{bar:12}] {percent:>3} % {wide_msg}";
 const WORKER: &str = "{prefix:<10} [{bar:8}] {wide_msg}";
 
-/// Bars on stderr, or a line for each evaluation if that is no terminal.
+/// Progress bars on stderr, or a line for each evaluation if stderr is no terminal.
 pub(crate) struct Progress {
     bars: MultiProgress,
     whole: ProgressBar,
     workers: BTreeMap<u32, ProgressBar>,
     evaluations: usize,
-    /// The newest data epoch with an evaluation that was shown.
+    /// The newest data epoch with an evaluation that was shown; none before the first.
     shown: Option<u32>,
     pace: Pace,
     quiet: bool,
@@ -107,7 +107,7 @@ impl Progress {
         }
     }
 
-    /// Shows the evaluations since the last status, and removes the bars.
+    /// Removes the bars, and shows the evaluations among `lines` that were not shown yet.
     pub(crate) fn finish(&mut self, lines: &[Line]) {
         self.close();
         let evaluations = lines.iter().filter_map(|line| match line {
@@ -172,8 +172,8 @@ impl Progress {
     }
 }
 
-/// Describes the whole job, in the room beside its bar: the most important comes first, since the end is cut off on a
-/// narrow terminal.
+/// Describes the whole job, in the space beside its bar. The most important figures come first, since the end is cut
+/// off on a narrow terminal.
 fn whole_line(status: &wire::Status, left: Option<f64>) -> String {
     let rate = status.samples as f64 / status.seconds.max(f64::MIN_POSITIVE);
     let mut line = left.map_or(String::new(), |left| format!("{} left, ", pace::time(left)));
@@ -188,7 +188,7 @@ fn whole_line(status: &wire::Status, left: Option<f64>) -> String {
     line
 }
 
-/// Returns the first metric of an evaluation beside the loss, as a part of a message.
+/// Returns the first metric of an evaluation by name, except the loss, as a part of a message; none if it has no other.
 fn newest_metric(evaluation: &wire::EvaluationReport) -> Option<String> {
     let metrics = evaluation.metrics.iter();
     let (name, value) = metrics
@@ -197,7 +197,7 @@ fn newest_metric(evaluation: &wire::EvaluationReport) -> Option<String> {
     Some(format!(", {} {value:.4}", harmless(name)))
 }
 
-/// Describes what a worker does, in the room beside its bar.
+/// Describes what a worker does, in the space beside its bar.
 fn worker_line(status: &wire::TaskStatus) -> String {
     let waiting: Vec<Task> = status
         .waiting_on

@@ -29,7 +29,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Writes the report of a run. Returns whether there is one: a run that has not ended has no summary.
+/// Writes the report of a run. Returns false without writing if the run has no summary, because it has not ended.
 pub(crate) fn write(dir: &Path) -> Result<bool, CommandError> {
     let path = dir.join(run_dir::SUMMARY);
     let summary = match std::fs::read_to_string(&path) {

@@ -19,20 +19,20 @@ use worker::alone::local::Trained;
 
 use crate::command::{FinishedRun, Weights};
 
-/// What a [`Scorer`] is made of.
+/// The files and servers of a [`Scorer`].
 #[derive(Clone, Debug, Default)]
 pub struct Scoring {
     /// The run directory, of which job.toml and, for data with columns, transforms.json are read.
     pub run_dir: PathBuf,
     /// The data with the samples to score, as for `flambeau predict`; none for the held-out samples of generated data.
     pub data: Option<PathBuf>,
-    /// The weights, as safetensors: `flambeau checkpoint export` writes those of a run that is going on.
+    /// The safetensors file of the weights. `flambeau checkpoint export` writes it for a run that has not ended.
     pub weights: PathBuf,
     /// The addresses at which servers answer lookups.
     pub servers: Vec<String>,
     /// The credentials for the servers.
     pub security: Security,
-    /// The time for which a score may wait for rows of a lost server.
+    /// The longest time for which a call waits for rows of a lost server.
     pub patience: Duration,
 }
 
@@ -59,10 +59,11 @@ impl Scorer {
         self.0.samples()
     }
 
-    /// Returns the model's outputs for some of these samples: probabilities for a binary target, and else as they are.
+    /// Returns the model's outputs for a range of the data's samples: probabilities for a binary target, otherwise the
+    /// outputs as they are.
     ///
     /// # Errors
-    /// The data's or the model's, or if rows cannot be read.
+    /// If the samples or the rows of tables cannot be read, or the model fails.
     pub fn scores(&mut self, samples: Range<u64>) -> Result<Vec<f32>> {
         self.0.scores(samples).map_err(Error::wrap)
     }

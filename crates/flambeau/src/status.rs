@@ -190,7 +190,7 @@ fn lost(status: &wire::Status) -> String {
     lost_updates(status.lost_updates, steps)
 }
 
-/// Describes lost updates, and how many steps of each shard they are.
+/// Describes the number of lost updates, and the number of lost steps of each shard.
 pub(crate) fn lost_updates(updates: u64, steps: impl Iterator<Item = (u32, u64)>) -> String {
     let steps = steps.filter(|(_, steps)| *steps > 0);
     let steps: Vec<String> = steps

@@ -96,7 +96,7 @@ impl Options {
         Ok(devices.limited(self.device_memory_limit))
     }
 
-    /// Returns the options that a run which goes on from this one's checkpoint should have, too.
+    /// Returns the flags of the options that a continuation of this run needs too.
     fn flags(&self) -> Vec<OsString> {
         let mut options = self.row_settings.flags();
         if self.device != "auto" {
@@ -129,7 +129,8 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     }
 }
 
-/// Returns the job of the arguments. If its file is that of a run directory, the job gets a [directory beside it](resume::job_beside).
+/// Returns the job of the arguments. If the job file is in an earlier run's directory, or in the run directory that the
+/// job names, the job gets a [directory beside it](resume::job_beside).
 fn given_job(arguments: &JobArguments) -> Result<Job, CommandError> {
     let file = arguments.file.as_deref();
     let Some(folder) = file.and_then(resume::folder_of) else {
@@ -269,7 +270,7 @@ pub(crate) fn train(
     })
 }
 
-/// Returns whether a place is a run directory or in the folder of its checkpoints, which need not be there.
+/// Returns whether `place` is the run directory `run`, or in its folder of checkpoints. `place` need not exist.
 fn is_of_run(place: &str, run: &Path) -> bool {
     let path = Path::new(place).canonicalize();
     let Ok(path) = path.or_else(|_| std::path::absolute(place)) else {
@@ -278,7 +279,7 @@ fn is_of_run(place: &str, run: &Path) -> bool {
     path == run || path.starts_with(run.join(run_dir::CHECKPOINTS))
 }
 
-/// Creates `runs/digits-mlp-1`, or the next folder with a free number.
+/// Creates a run directory that is named after the data and the model, with the first free number: `runs/digits-mlp-1`.
 fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
     let runs = Path::new("runs");
     std::fs::create_dir_all(runs).map_err(CommandError::file(runs))?;

@@ -1,6 +1,6 @@
 //! The parts of NVIDIA's interfaces for which cudarc has no safe or suitable functions.
 //!
-//! - [`pool`]: the memory that a process takes of a GPU
+//! - [`pool`]: the memory that a process takes from a GPU
 //! - `pinned`: copies through pinned memory of the host; with the feature `cuda`
 //! - `nccl`: sums among GPUs of several processes; with the feature `nccl`
 //!
@@ -43,7 +43,7 @@ pub enum Error {
         /// NCCL's name of the error.
         code: String,
     },
-    /// The stream is another one in each thread, and NCCL has threads of its own.
+    /// The stream is the driver's per-thread stream, which NCCL cannot use: NCCL launches from a thread of its own.
     #[error("NCCL needs a stream that is the same one in all threads")]
     PerThreadStream,
     /// The caller has cancelled the operation.

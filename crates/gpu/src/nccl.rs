@@ -1,7 +1,7 @@
 //! Sums among GPUs, also of several processes, by NVIDIA's NCCL.
 //!
-//! cudarc's `Comm` blocks within NCCL's functions, and so forever if another process has died. This communicator uses NCCL's non-blocking mode
-//! (NCCL user guide, "Fault Tolerance"): the caller can cancel what is under way at any time.
+//! cudarc's `Comm` blocks within NCCL's functions: forever, if another process has died. This communicator uses NCCL's
+//! non-blocking mode (NCCL user guide, "Fault Tolerance"): the caller can cancel an operation at any time.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::{MaybeUninit, offset_of};
@@ -16,7 +16,7 @@ use cudarc::nccl::sys;
 
 use crate::{Error, driver_error};
 
-/// The bytes of an id.
+/// The size of an id in bytes.
 pub const ID_BYTES: usize = 128;
 
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
@@ -27,7 +27,7 @@ const CONFIG_MAGIC: c_uint = 0xcafe_beef;
 /// The first release with a non-blocking mode, 2.14.
 const NON_BLOCKING_SINCE: c_uint = 21_400;
 
-/// The handle of the driver's stream that is another one in each thread.
+/// The handle of the driver's per-thread stream, `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
 const JOIN: &str = "form a communicator";
@@ -42,7 +42,8 @@ pub fn new_id() -> Result<[u8; ID_BYTES], Error> {
     Ok(id.internal.map(|byte| byte as u8))
 }
 
-/// A rank of a communicator. Dropping it aborts what is under way. The other ranks may then wait until they abort too.
+/// A rank of a communicator. Dropping it aborts the operation that is under way. The other ranks may then wait until
+/// they abort too.
 #[derive(Debug)]
 pub struct Communicator {
     comm: sys::ncclComm_t,
@@ -50,8 +51,9 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Forms a communicator of `ranks` ranks, numbered from 0, each on a GPU of its own. Returns once all have called this with the same id. Sums
-    /// run in `stream`, which must not be the driver's stream of each thread: NCCL launches from a thread of its own.
+    /// Forms a communicator of `ranks` ranks, numbered from 0, each on a GPU of its own. Returns once all ranks have
+    /// called this with the same id. Sums run in `stream`, which must not be the driver's per-thread stream: NCCL
+    /// launches from a thread of its own.
     ///
     /// # Errors
     /// [`Error::Nccl`], for example if two ranks are on one GPU; [`Error::Remote`]; [`Error::Cancelled`] once `cancelled` returns true;
@@ -95,12 +97,12 @@ impl Communicator {
         Ok(joined)
     }
 
-    /// Replaces a vector by the sum of all ranks' vectors, with the same bits for all. All ranks call this with vectors of the same
-    /// length. Returns the communicator once the sum is in the vector.
+    /// Replaces a vector with the sum of all ranks' vectors. The sum has the same bits on all ranks. All ranks call
+    /// this with vectors of the same length. Returns the communicator once the sum is in the vector.
     ///
     /// # Errors
-    /// [`Error::Remote`], for example if another rank has died; [`Error::Nccl`]; [`Error::Cancelled`] once `cancelled` returns true; [`Error::Driver`]. The vector is
-    /// then undefined, and the communicator is aborted.
+    /// [`Error::Remote`], for example if another rank has died; [`Error::Nccl`]; [`Error::Cancelled`] once `cancelled`
+    /// returns true; [`Error::Driver`]. The vector is then undefined, and the communicator is aborted.
     pub fn add_up(
         self,
         vector: &mut CudaViewMut<'_, f32>,
@@ -134,7 +136,7 @@ impl Communicator {
         }
     }
 
-    /// Waits until the sum that was begun last is made.
+    /// Waits until the sum that was begun last is complete.
     fn wait_for_sum(&self, cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         let failed = driver_error(ADD_UP);
         while !self.is_ready(ADD_UP)? {
@@ -149,7 +151,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns whether NCCL has begun on the GPU what was called last.
+    /// Returns whether NCCL's last call is no longer in progress: the communicator is formed, or the sum is launched on
+    /// the GPU.
     fn is_ready(&self, action: &'static str) -> Result<bool, Error> {
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator exists until it is dropped.
@@ -167,7 +170,7 @@ impl Drop for Communicator {
     }
 }
 
-/// Waits until it is time to look again, unless the operation is cancelled.
+/// Waits for the poll interval. Fails if the operation is cancelled.
 fn pause(cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
     if cancelled() {
         return Err(Error::Cancelled);

@@ -1,5 +1,5 @@
-//! Copies between a GPU and the host through pinned (page-locked) memory, which the GPU reads and writes directly. They are made piece by
-//! piece: while one piece is copied to or from the GPU, the host copies another.
+//! Copies between a GPU and the host through pinned (page-locked) memory, which the GPU reads and writes directly. A
+//! copy is made in pieces: while one piece is copied to or from the GPU, the host copies another.
 
 use std::ops::Range;
 use std::ptr;
@@ -12,26 +12,27 @@ use cudarc::driver::{
 
 use crate::{Error, driver_error};
 
-/// The elements of a piece: 4 MiB.
+/// The number of elements in a piece of 4 MiB.
 const PIECE: usize = 1 << 20;
 
 /// 8 MiB of pinned memory, as two pieces.
 #[derive(Debug)]
 pub struct PinnedMemory {
     stream: Arc<CudaStream>,
-    /// The one that is used next comes first.
+    /// The piece that is used next comes first.
     pieces: [Piece; 2],
 }
 
 #[derive(Debug)]
 struct Piece {
     memory: PinnedHostSlice<f32>,
-    /// The end of the newest copy. cudarc's own event of the memory is not recorded in the stream that candle uses.
+    /// The event at the end of the newest copy. cudarc's own event of the memory is not recorded in the stream that
+    /// candle uses.
     copied: CudaEvent,
 }
 
 impl PinnedMemory {
-    /// Allocates memory for copies in this stream. This takes long, so keep it for later copies.
+    /// Allocates memory for copies in this stream. This is slow, so keep the memory for later copies.
     ///
     /// # Errors
     /// [`Error::Driver`], for example if the system refuses to pin more memory.
@@ -75,7 +76,8 @@ impl PinnedMemory {
         Ok(())
     }
 
-    /// Overwrites elements on the GPU. `fill` writes the elements of a range within `to`. The GPU may copy the last of them after this has returned.
+    /// Overwrites elements on the GPU. `fill` receives a range of indices in `to`, and memory in which it writes the
+    /// new elements of this range. The GPU may copy the last elements after this has returned.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -163,13 +165,13 @@ impl Drop for Piece {
     }
 }
 
-/// Waits for the GPU. cudarc first returns an error that it has kept from another call, without waiting. An error of the second call would
-/// change nothing.
+/// Waits for the GPU. The first call may return without waiting, with an error that cudarc has kept from an earlier
+/// call. Then a second call waits; its error would change nothing.
 fn wait(synchronize: impl Fn() -> Result<(), DriverError>) {
     let _ = synchronize().or_else(|_| synchronize());
 }
 
-/// Returns the ranges of the pieces of so many elements.
+/// Returns the range of each piece in a copy of `elements` elements.
 fn pieces(elements: usize) -> impl Iterator<Item = Range<usize>> {
     let starts = (0..elements).step_by(PIECE);
     starts.map(move |start| start..elements.min(start + PIECE))

@@ -13,18 +13,18 @@ use crate::wire;
 pub use crate::kind::VariableKind;
 pub use map::{PlacedShard, PlacedTable, PlacedVariable, ShardMap, ShardServer, Source};
 
-/// Elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller ones.
+/// The number of elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller blocks.
 pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();
 
-/// The most shards of a map: as many as a job may have servers.
+/// The maximum number of shards of a map. It equals the maximum number of servers of a job.
 pub const MOST_SHARDS: usize = MOST_SERVERS;
 
 /// The id of a block of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
-    /// The number of the variable in the shard map. Tables have the numbers after those of the variables.
+    /// The index of the variable in the shard map. The indices of tables follow those of all variables.
     pub variable: u32,
-    /// The number of the block within the variable, or of the bucket within the table, from 0.
+    /// The index of the block within the variable, or of the bucket within the table.
     pub index: u32,
 }
 
@@ -66,9 +66,9 @@ impl BlockId {
 pub struct VariableSpec {
     /// The variable's name, as in the model.
     pub name: String,
-    /// Elements along each dimension, outermost first; empty for a scalar.
+    /// The size of each dimension, outermost first; empty for a scalar.
     pub shape: Vec<usize>,
-    /// The way in which it changes.
+    /// The way in which the variable changes.
     #[serde(default)]
     pub kind: VariableKind,
 }
@@ -87,7 +87,7 @@ impl VariableSpec {
     /// Reads a variable from the wire.
     ///
     /// # Errors
-    /// [`Reason::WrongShape`] if its size does not fit into memory's address range; [`Reason::Malformed`] for an
+    /// [`Reason::WrongShape`] if the variable is empty or too large for the address space; [`Reason::Malformed`] for an
     /// unknown kind.
     pub fn read(variable: &wire::Variable) -> Result<Self, Refusal> {
         let kind = VariableKind::read(variable.kind).map_err(|found| {

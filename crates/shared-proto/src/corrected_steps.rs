@@ -3,7 +3,8 @@
 use crate::wire::CorrectedSteps;
 
 impl CorrectedSteps {
-    /// Adds a step: its factor, and the factor that sync mode gives it.
+    /// Adds a step. `factor` is the factor by which the step was shortened, `synchronous_factor` the one that sync mode
+    /// would give it.
     pub fn add_step(&mut self, factor: f64, synchronous_factor: f64) {
         self.add(&Self {
             number: 1,
@@ -19,12 +20,12 @@ impl CorrectedSteps {
         self.synchronous_ratio_sum += more.synchronous_ratio_sum;
     }
 
-    /// Returns the mean factor; none without steps.
+    /// Returns the mean factor; `None` without steps.
     pub fn mean_factor(&self) -> Option<f64> {
         self.mean(self.factor_sum)
     }
 
-    /// Returns how many times as long as in sync mode a step is, in the mean; none without steps.
+    /// Returns the mean ratio of a step's length to its length in sync mode; `None` without steps.
     pub fn mean_synchronous_ratio(&self) -> Option<f64> {
         self.mean(self.synchronous_ratio_sum)
     }

@@ -3,8 +3,8 @@
 /// The state of [`fnv1a`] before the first byte.
 pub const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// Returns the hash FNV-1a (Fowler, Noll and Vo; RFC 9923) of some bytes, from [`FNV_START`] or from the hash of the bytes
-/// before them.
+/// Returns the FNV-1a hash (Fowler, Noll and Vo; RFC 9923) of some bytes. `state` is [`FNV_START`], or the hash of the
+/// preceding bytes.
 pub fn fnv1a(state: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(state, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

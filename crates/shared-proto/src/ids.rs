@@ -56,12 +56,13 @@ counter! {
     ViewNumber
 }
 
-/// The number of a run: a job from beginning to end, by coordinators that resume from one state. 0: not known.
+/// The number of a run. A run is a job from beginning to end, under one coordinator process or several that resume from
+/// the same state. 0: unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RunNumber(pub u64);
 
 impl RunNumber {
-    /// Returns the number of a run with an id in hexadecimal digits; 0 for another id.
+    /// Returns the number of the run with this id, which is the number in hexadecimal digits; 0 for any other text.
     pub fn of(id: &str) -> Self {
         Self(u64::from_str_radix(id, 16).unwrap_or(0))
     }
@@ -96,7 +97,8 @@ impl fmt::Display for Role {
     }
 }
 
-/// A process's place in the cluster: the role, and the index within it. It outlives restarts.
+/// A process's place in the cluster: its role, and its index within the role. The place outlives restarts of the
+/// process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaskId {
     /// The role of the process.

@@ -1,9 +1,9 @@
 //! Instructions chosen for the CPU when the program runs: AVX-512, AVX2 with FMA, NEON, or what
 //! every CPU of the architecture has.
 //!
-//! The same loops are compiled once for each. They work element by element, in the order of the
-//! source, without fusing a product with a sum, so all kernels give the same bits; the tests of the crate
-//! `optimizer` compare them.
+//! The same loops are compiled once for each set of instructions. They work element by element, in the order of the
+//! source, without fusing a product with a sum, so all kernels give the same bits; the tests of the crate `optimizer`
+//! compare them.
 
 use pulp::Arch;
 
@@ -14,7 +14,7 @@ pub use pulp::{Simd, WithSimd};
 pub struct Kernel(Arch);
 
 impl Kernel {
-    /// Returns the widest set.
+    /// Returns the widest set of instructions that this CPU has.
     pub fn best() -> Self {
         Self(Arch::new())
     }
@@ -38,7 +38,7 @@ impl Kernel {
         Self(Arch::Scalar)
     }
 
-    /// Returns its name.
+    /// Returns the name of the set.
     pub fn name(self) -> &'static str {
         match self.0 {
             Arch::Scalar => "baseline",
@@ -52,7 +52,7 @@ impl Kernel {
         }
     }
 
-    /// Does the work with these instructions.
+    /// Runs `work` with these instructions.
     ///
     /// A closure must be a single short loop: the compiler inlines a short closure into the function with the
     /// instructions, and compiles a long closure for the baseline. Larger work implements [`WithSimd`], with

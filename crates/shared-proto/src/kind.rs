@@ -10,19 +10,21 @@ use crate::wire;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VariableKind {
-    /// An optimizer changes it by its gradient.
+    /// An optimizer updates the variable with its gradient.
     #[default]
     Trained,
-    /// Workers measure it, as batch normalisation its running mean and variance. It moves by the mean of their
-    /// changes, each of which is sent like a gradient: the old value less the worker's own new one.
+    /// Workers measure the variable, such as the running mean and variance of batch normalisation. Each worker sends
+    /// its change like a gradient: the old value less the worker's own new one. The variable moves by the mean of these
+    /// changes.
     Averaged,
-    /// It keeps its initial values.
+    /// The variable keeps its initial values.
     Frozen,
 }
 
 impl VariableKind {
-    /// Returns the kind of a variable with this name, unless the job says otherwise: `running_mean`, `running_var` and
-    /// whatever else begins with `running_` after the last dot is averaged, as candle and PyTorch name these.
+    /// Returns the kind that a variable has by its name, unless the job sets another kind. A variable is averaged if
+    /// the part of its name after the last dot begins with `running_`, like `running_mean` and `running_var` in candle
+    /// and PyTorch. Any other variable is trained.
     pub fn by_name(name: &str) -> Self {
         let last = name.rsplit('.').next().unwrap_or(name);
         match last.starts_with("running_") {
@@ -44,12 +46,12 @@ impl VariableKind {
         }
     }
 
-    /// Returns whether an optimizer changes it by its gradient.
+    /// Returns whether an optimizer updates the variable with its gradient.
     pub fn is_optimized(self) -> bool {
         self == Self::Trained
     }
 
-    /// Returns whether workers send updates for it.
+    /// Returns whether workers send updates for the variable.
     pub fn takes_updates(self) -> bool {
         self != Self::Frozen
     }

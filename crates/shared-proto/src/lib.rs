@@ -4,7 +4,8 @@
 //! - [`protocol`]: the version of the protocol, sizes of messages, addresses
 //! - [`ids`]: tasks, clocks, versions
 //! - [`blocks`]: the blocks of variables, and the shard map
-//! - [`payload`]: tensors as bytes; [`values`]: those of a block, or rows
+//! - [`payload`]: tensors as bytes; [`values`]: the values of a block, elements or rows
+//! - [`hash`]: hashes that are the same on all machines
 //! - [`step`]: the values that a training step wants, and the gradients that it makes
 //! - [`number`]: floating-point numbers in JSON
 //! - [`kernel`]: instructions chosen for the CPU

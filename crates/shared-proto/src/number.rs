@@ -6,8 +6,8 @@
 //! both forms. The payload of a NaN is not kept. Reading also takes `null`, as NaN: files of earlier
 //! releases have it.
 //!
-//! Used as `#[serde(with = "flambeau_shared_proto::number")]` on a field, or its submodules on fields that hold
-//! numbers; [`Number`] is the same as a type.
+//! Use it as `#[serde(with = "flambeau_shared_proto::number")]` on a field of type `f64`, and its submodules on fields
+//! with an optional number or with numbers by name. [`Number`] is a type with the same encoding.
 
 use std::fmt;
 
@@ -110,7 +110,7 @@ pub mod option {
         n.map(Number).serialize(serializer)
     }
 
-    /// Reads a number; `null` is none.
+    /// Reads a number; `null` is `None`.
     ///
     /// # Errors
     /// If the input is neither a number nor `null`.

@@ -55,7 +55,7 @@ pub fn to_bytes(values: &[f32]) -> Bytes {
     }
 }
 
-/// Returns numbers as bytes for the wire. The bytes share the numbers' memory if its byte order is the wire's.
+/// Returns numbers as bytes for the wire. On little-endian machines, the bytes share the memory of the numbers.
 pub fn share(values: &Arc<Vec<f32>>) -> Bytes {
     struct Shared(Arc<Vec<f32>>);
     impl AsRef<[u8]> for Shared {
@@ -80,7 +80,7 @@ pub fn in_place(values: &mut [f32]) -> &[LeF32] {
     bytemuck::cast_slice(values)
 }
 
-/// Returns the numbers in bytes that have travelled as `f32`.
+/// Returns bytes that have travelled as `f32` as numbers.
 pub fn elements(bytes: &Bytes) -> &[LeF32] {
     bytemuck::cast_slice(bytes)
 }
@@ -94,7 +94,7 @@ pub fn dense(values: Bytes) -> wire::Payload {
     .into()
 }
 
-/// The elements of a block in the form of the wire.
+/// The elements of a block as they travel: their type, and little-endian bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elements {
     dtype: Dtype,
@@ -119,7 +119,7 @@ impl Elements {
         Self { dtype, bytes }
     }
 
-    /// Returns some of the elements. They share the memory of these.
+    /// Returns a range of the elements, which shares their memory.
     ///
     /// # Panics
     /// If the range ends after the last element.
@@ -150,7 +150,7 @@ impl Elements {
         fit
     }
 
-    /// Returns little-endian bytes as elements of the type that they have.
+    /// Returns elements of type `dtype` from their little-endian bytes.
     pub fn of_bytes(bytes: Bytes, dtype: Dtype) -> Self {
         Self { dtype, bytes }
     }
@@ -158,8 +158,8 @@ impl Elements {
     /// Reads the payload of a block of `expected` elements of a variable of this kind.
     ///
     /// # Errors
-    /// [`Reason::WrongDtype`], [`Reason::WrongShape`] or [`Reason::Malformed`]. The message begins with the value
-    /// found; the caller puts the place before it.
+    /// [`Reason::WrongDtype`], [`Reason::WrongShape`] or [`Reason::Malformed`]. The message lacks its subject; the
+    /// caller puts the name of the block before it.
     pub fn read(
         payload: Option<&wire::Payload>,
         kind: VariableKind,
@@ -181,7 +181,7 @@ impl Elements {
         }
     }
 
-    /// Reads `expected` elements of the type with this number.
+    /// Reads `expected` elements. `dtype` is the number of their type on the wire.
     ///
     /// # Errors
     /// [`Reason::WrongDtype`] or [`Reason::WrongShape`].
@@ -250,8 +250,8 @@ impl Elements {
         }
     }
 
-    /// Calls `f` with all elements as `f32`, from the first to the last: at once if they travelled as `f32`, otherwise
-    /// in parts that fit into the first-level cache.
+    /// Calls `f` with ranges of elements and these elements as `f32`, from the first to the last: with all at once if
+    /// they travelled as `f32`, otherwise with parts that fit into the first-level cache.
     pub fn for_parts(&self, mut f: impl FnMut(Range<usize>, &[LeF32])) {
         if matches!(self.dtype, Dtype::F32 | Dtype::Unspecified) {
             return f(0..self.len(), elements(&self.bytes));
@@ -265,7 +265,7 @@ impl Elements {
         }
     }
 
-    /// Returns the elements in their own memory, if they have travelled as `f32`.
+    /// Returns the elements without a copy; `None` if their type is not `f32`.
     pub fn as_f32(&self) -> Option<&[LeF32]> {
         let is_f32 = matches!(self.dtype, Dtype::F32 | Dtype::Unspecified);
         is_f32.then(|| elements(&self.bytes))
@@ -314,7 +314,7 @@ impl Elements {
 }
 
 impl From<Vec<f32>> for Elements {
-    /// The elements share the numbers' memory if its byte order is the wire's.
+    /// On little-endian machines, the elements share the memory of the numbers.
     fn from(values: Vec<f32>) -> Self {
         Self::new(share(&Arc::new(values)), Dtype::F32)
     }

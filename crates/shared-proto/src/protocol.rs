@@ -8,7 +8,7 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// The largest message of a session, in bytes: a block, or several small ones, with their names.
 pub const MAX_MESSAGE_BYTES: usize = 2 << 20;
 
-/// The payload bytes that senders put into one message, as a rule.
+/// The number of payload bytes up to which senders fill a message, as a rule.
 pub const MESSAGE_PAYLOAD_BYTES: usize = 1 << 20;
 
 /// The prefix of the address of a socket file.

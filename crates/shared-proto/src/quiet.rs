@@ -3,13 +3,13 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The number of messages that are logged in a period.
+/// The maximum number of messages that are logged in a period.
 const MOST: u32 = 20;
 
 /// The length of a period.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The messages of one kind.
+/// A limit on the log messages of one kind.
 #[derive(Debug)]
 pub struct Quiet(Mutex<Period>);
 
@@ -27,7 +27,7 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// Creates the state in which no message has been logged yet.
+    /// Creates a limit for messages of which none has been logged yet.
     pub const fn new() -> Self {
         Self(Mutex::new(Period {
             began: None,
@@ -36,7 +36,8 @@ impl Quiet {
         }))
     }
 
-    /// Decides whether to log another message. If so, returns the number of messages left out since the last one.
+    /// Decides whether to log another message. If so, returns the number of messages left out since the last logged
+    /// one.
     pub fn admit(&self) -> Option<u64> {
         let mut period = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if period.began.is_none_or(|began| began.elapsed() >= PERIOD) {

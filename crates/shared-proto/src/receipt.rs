@@ -20,12 +20,12 @@ impl std::fmt::Debug for ReceiptKey {
 }
 
 impl ReceiptKey {
-    /// Reads a key from the wire; none if it has another length.
+    /// Reads a key from the wire; `None` if it is not 32 bytes long.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// Returns the receipt for all of a worker's gradient of the step after `clock` on a shard: the first 16 bytes of
+    /// Returns the receipt for a worker's whole gradient on a shard, of the step at `clock`: the first 16 bytes of
     /// HMAC-SHA256 (RFC 2104) over shard, role, index, generation and clock.
     pub fn receipt(&self, shard: u32, task: Task, clock: Clock) -> [u8; LENGTH] {
         let mac = self.prepare().mac(shard, task, clock);
@@ -35,7 +35,7 @@ impl ReceiptKey {
         receipt
     }
 
-    /// Returns the key with the part of the work done that is the same for all receipts.
+    /// Prepares the key: does the part of the work that is the same for all receipts.
     pub fn prepare(&self) -> PreparedKey {
         // A key is filled up with zeros to a block of the hash (RFC 2104, section 2).
         let mut block = [0; 64];

@@ -72,16 +72,16 @@ impl Refusal {
     }
 }
 
-/// The most bytes of another process's text in a message for people.
+/// The maximum length of another process's text in a message for people, in bytes.
 pub const LONGEST_TEXT: usize = 1000;
 
-/// The most bytes of a refusal's message.
+/// The maximum length of a refusal's message, in bytes.
 const LONGEST_MESSAGE: usize = 4000;
 
-/// The bytes that are kept of the end of a longer message, which has the remedy.
+/// The number of bytes that are kept of the end of a longer message, because the end has the remedy.
 const KEPT_END: usize = 1000;
 
-/// Leaves out the middle of a message that is too long, since it may echo what a sender has sent.
+/// Leaves out the middle of a message that is too long. A message may echo anything that a sender has sent.
 fn shortened(message: String) -> String {
     if message.len() <= LONGEST_MESSAGE {
         return message;

@@ -7,7 +7,7 @@ use crate::ids::Clock;
 /// min clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StalenessBound {
-    /// A lead of at most so many steps. 0 is lock-step.
+    /// A lead of at most this number of steps. 0 is lock-step.
     Steps(u64),
     /// Any lead: no pull waits.
     Unbounded,

@@ -9,18 +9,19 @@ use crate::payload::Elements;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Want {
-    /// All elements of all dense variables, to compute gradients with: outside sync mode, servers may answer with look-ahead weights.
+    /// All elements of all dense variables, for computing gradients. Outside sync mode, servers may answer with
+    /// look-ahead weights.
     Dense,
-    /// All elements of all dense variables, as they are.
+    /// All elements of all dense variables as they are stored, never look-ahead weights.
     Stored,
-    /// The moving averages of all dense variables; the values of those that have no average.
+    /// The moving averages of all dense variables. A variable that has no average has its values instead.
     Averages,
     /// Some rows of a table. A step wants at most one list of each table.
     Rows(Arc<WantedRows>),
 }
 
 impl Want {
-    /// Returns the rows that are wanted, if these are rows.
+    /// Returns the wanted rows; `None` if dense variables are wanted.
     pub fn rows(&self) -> Option<&WantedRows> {
         match self {
             Self::Rows(rows) => Some(rows),
@@ -32,13 +33,13 @@ impl Want {
 /// Some rows of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedRows {
-    /// The table's number among the model's tables, sorted by name.
+    /// The table's index among the model's tables, sorted by name.
     pub table: usize,
     /// The ids, each once, in ascending order of their hash: the ids of a bucket are neighbours.
     pub ids: Vec<u64>,
 }
 
-/// A variable or a table of a model, each by its number among those of its kind, sorted by name.
+/// A variable or a table of a model, by its index among the model's variables or tables, sorted by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartOf {
     /// A dense variable.
@@ -52,16 +53,17 @@ pub enum PartOf {
 pub struct Part {
     /// The variable or the table.
     pub of: PartOf,
-    /// The first element: of a variable, among all its elements; of a table, among those of the rows that were asked for.
+    /// The index of the first value among all elements of the variable, or among the elements of all requested rows of
+    /// the table.
     pub start: usize,
     /// The values.
     pub values: Elements,
-    /// The version of the block that they are from; `None` if they are from no server.
+    /// The version of the block that the values are from; `None` if they are from no server.
     pub version: Option<PartVersion>,
 }
 
 impl Part {
-    /// Returns all values of a variable, or of all rows that were asked for. They are from no server.
+    /// Returns all values of a variable, or of all requested rows, as one part that is from no server.
     pub fn whole(of: PartOf, values: Elements) -> Self {
         Self {
             of,
@@ -75,7 +77,7 @@ impl Part {
 /// The version of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartVersion {
-    /// The epoch in which the version counts.
+    /// The epoch that the version belongs to.
     pub epoch: Epoch,
     /// The number of updates that the block has taken.
     pub version: Version,
@@ -87,14 +89,14 @@ pub const EVERY_BATCH: &[Want] = &[Want::Dense];
 /// The gradients of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients {
-    /// One entry for each variable, in the order of their numbers: all its elements. The entry of an averaged variable
-    /// is its value before the step less that after it; the entry of a frozen one is empty.
+    /// The gradients of dense variables: entry i has all elements of variable i. The entry of an averaged variable is
+    /// its value before the step less its value after the step; the entry of a frozen variable is empty.
     pub values: Vec<Elements>,
-    /// The gradients of rows: one entry for each table, in the order of their numbers.
+    /// The gradients of rows: entry i is for table i.
     pub rows: Vec<RowGradients>,
-    /// The global norm of the gradients of rows and trained variables, before they were clipped. None of their elements
-    /// is larger, so if the norm fits into the numbers on the wire, they need no check. It is finite only if each of
-    /// their elements is.
+    /// The global norm of the gradients of rows and trained variables, before they were clipped. The norm is finite
+    /// only if all their elements are. No element is larger than the norm, so if the norm fits into the type of numbers
+    /// on the wire, the elements need no check.
     pub norm: f64,
 }
 

@@ -12,7 +12,8 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Makes an `async fn` return a boxed future: a pointer and a call more, and the crates that poll it do not compile it again.
+/// Makes an `async fn` return a boxed future. This costs an allocation and an indirect call, and the crates that poll
+/// the future do not compile it again.
 pub use async_recursion::async_recursion as boxed;
 
 /// Spawns a task on the current runtime.
@@ -23,7 +24,7 @@ pub fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> 
     spawn_boxed(Box::pin(task))
 }
 
-/// Spawns a task on the current runtime, which ends when `stop` is cancelled.
+/// Spawns a task on the current runtime. The task ends when `stop` is cancelled.
 ///
 /// # Panics
 /// Outside of a runtime.
@@ -41,7 +42,7 @@ fn spawn_boxed(task: BoxFuture<'static, ()>) -> JoinHandle<()> {
     tokio::spawn(task)
 }
 
-/// Spawns a task that has a result on the current runtime.
+/// Spawns a task with a result on the current runtime.
 ///
 /// # Panics
 /// Outside of a runtime.

@@ -1,4 +1,4 @@
-//! The coordinator's decisions: the numbered statement that shards follow and enforce.
+//! Views: the coordinator's decisions as numbered statements, which shards follow and enforce.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub struct View {
     pub min_clock: Clock,
     /// The workers at the min clock.
     pub slowest: Vec<Task>,
-    /// The worker that sends the initial values; no other's are accepted.
+    /// The worker that sends the initial values, if one is chosen. Initial values from other workers are refused.
     pub initializer: Option<Task>,
     /// True if the variables have their initial values.
     pub initialized: bool,
@@ -34,19 +34,23 @@ pub struct View {
     pub error: String,
     /// The newest checkpoint that was ordered.
     pub checkpoint: Option<CheckpointOrder>,
-    /// The run.
+    /// The number of the run.
     pub run: RunNumber,
-    /// The factor of the learning rate that the job's `plateau` has led to. In sync mode it changes between two steps alone.
+    /// The factor to which the job's `plateau` has lowered the learning rate; 1 without a fall. In sync mode, the
+    /// factor changes only between two steps.
     pub learning_rate_factor: f64,
-    /// The number of changes of the coordinator's state that were persisted when it published this view; 0 if it is unknown.
+    /// The number of changes of the coordinator's state that were persisted when the coordinator published this view; 0
+    /// if unknown.
     pub persisted: u64,
     /// The number of changes that were persisted when the coordinator's process opened its state.
     pub opened: u64,
-    /// Sync mode, if the job limits the norm: the step with all its parts whose norm the servers report.
+    /// Sync mode, if the job limits the norm: the step whose gradients are all there, and whose norm the servers are to
+    /// report.
     pub measured: Option<Commit>,
 }
 
-/// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
+/// The order to write a checkpoint. In sync mode, the checkpoint has the state after one step. Otherwise, it has each
+/// block as it is when the server saves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOrder {
     /// The checkpoint's number.
@@ -55,19 +59,20 @@ pub struct CheckpointOrder {
     pub epoch: Epoch,
     /// Sync mode: the number of committed steps in it.
     pub clock: Clock,
-    /// The checkpoint that it may build on: only rows that have changed since need to be written. None: all rows.
+    /// The number of the checkpoint that this one may build on, so that only rows that have changed since then need to
+    /// be written. `None`: all rows are written.
     #[serde(default)]
     pub base: Option<u64>,
 }
 
-/// A step's gradients that count.
+/// The gradients that count in a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Commit {
     /// The clock of the step's pushes.
     pub step: Clock,
     /// The workers that contributed, each with its number of samples, in rank order.
     pub contributors: Vec<(Task, u64)>,
-    /// The factor of their mean, because the job limits its norm; none: 1.
+    /// The factor by which the contributors' mean gradient is scaled, because the job limits its norm; `None`: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_factor: Option<f32>,
 }
@@ -113,15 +118,15 @@ pub fn learning_rate_factor(factor: Option<f64>) -> Result<f64, Refusal> {
 }
 
 impl View {
-    /// Returns whether the coordinator has started with an older copy of its state since it published an earlier view of the same run: its
-    /// process has opened a state that lacks changes from which that view followed.
+    /// Returns whether the coordinator has restarted with an outdated copy of its state since it published `earlier`, a
+    /// view of the same run: the state that it has opened lacks changes from which `earlier` followed.
     pub fn is_older_than(&self, earlier: &Self) -> bool {
         let is_known = self.run != RunNumber::default() && self.persisted > 0;
         let opened_older = self.opened != earlier.opened && self.opened < earlier.persisted;
         is_known && self.run == earlier.run && (opened_older || self.persisted < earlier.persisted)
     }
 
-    /// Returns whether the job has ended, well or not.
+    /// Returns whether the job has ended, successfully or not.
     pub fn ended(&self) -> bool {
         matches!(self.phase, JobPhase::Done | JobPhase::Failed)
     }
@@ -143,7 +148,8 @@ fn tasks(tasks: &[Task]) -> Vec<wire::Task> {
 }
 
 impl View {
-    /// Returns the message for a peer that knows the workers of an earlier view.
+    /// Returns the message for a peer that knows the workers `known` of an earlier view. If the workers are the same,
+    /// the message leaves them out.
     pub fn difference(&self, known: &[Task]) -> wire::View {
         let same_workers = !known.is_empty() && self.workers == known;
         wire::View {
@@ -189,7 +195,7 @@ impl View {
         }
     }
 
-    /// Reads a message that may leave out workers, which are `known` from the view before.
+    /// Reads a message that may leave out the workers. They are then `known`, those of the view before.
     ///
     /// # Errors
     /// [`Reason::Malformed`].
@@ -235,7 +241,8 @@ impl View {
 }
 
 impl Commit {
-    /// Returns the message for a peer that knows these workers: contributors are left out if they are the same.
+    /// Returns the message for a peer that knows these workers. If they are exactly the contributors, the message
+    /// leaves out the contributors.
     fn among(&self, workers: &[Task]) -> wire::Commit {
         let contributors = self.contributors.iter().map(|(task, _)| task);
         match contributors.eq(workers) {

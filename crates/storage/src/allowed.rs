@@ -12,11 +12,11 @@ pub struct AllowedLocations {
     any: bool,
 }
 
-/// Stands for all places. A folder of this name is `./any`.
+/// The text that stands for all places. A folder of this name is `./any`.
 const ANY: &str = "any";
 
 impl AllowedLocations {
-    /// Reads the places; `any` stands for all. Empty texts do not count.
+    /// Reads the places; `any` stands for all. Empty texts are skipped.
     ///
     /// # Errors
     /// [`StorageError::Location`].
@@ -31,7 +31,7 @@ impl AllowedLocations {
         Ok(allowed)
     }
 
-    /// Allows one more place, whatever its name is.
+    /// Allows one more place. Here `any` is the name of a folder.
     ///
     /// # Errors
     /// [`StorageError::Location`].
@@ -40,7 +40,8 @@ impl AllowedLocations {
         Ok(self)
     }
 
-    /// Returns whether a location lies in one of these places. Links and `..` are followed first, so that they do not lead out of it.
+    /// Returns whether a location lies in one of these places. Links and `..` are followed first, so that they cannot
+    /// lead out of a place.
     ///
     /// # Errors
     /// [`StorageError::Location`].

@@ -30,7 +30,7 @@ pub struct Bucket {
     pub root: Path,
     /// The part's URL, without credentials.
     pub location: String,
-    /// The keys of the bucket.
+    /// The keys for the bucket, which no message may show.
     pub secrets: Secrets,
 }
 

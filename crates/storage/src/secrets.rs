@@ -70,7 +70,7 @@ impl Secrets {
     }
 }
 
-/// Returns whether a server's error says that it is full. S3 has no code for this; other servers have.
+/// Returns whether a server's error says that the server is full. S3 has no code for this; other servers have.
 fn is_full(text: &str) -> bool {
     let codes = ["QuotaExceeded", "StorageFull", "InsufficientStorage"];
     codes.iter().any(|code| text.contains(code)) || text.contains("non-2xx status code: 507")

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// An S3 server of its own, with an empty bucket called `bucket`. It ends with the test.
+/// An S3 server for one test, with an empty bucket called `bucket`. Dropping this ends the server.
 #[derive(Debug)]
 pub struct Moto {
     process: Child,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use candle_core::Device;
-use collective::{Exchange, LinkService, SHARED_MEMORY, take_links};
+use collective::{Exchange, LinkService, take_links};
 use daemon::membership::{Coordinator, Membership, Registration};
 use daemon::process::{After, Process};
 use daemon::settings::{ConnectionSettings, LocationSettings, MemberSettings, ProcessSettings};
@@ -64,15 +64,6 @@ pub struct Settings {
     /// `RAYON_NUM_THREADS`.
     #[arg(long, hide = true, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// The folder (tmpfs) for memory that this worker shares with other workers on its host, in place of connections.
-    /// `none` turns this off.
-    #[arg(
-        long,
-        env = "FLAMBEAU_SHARED_MEMORY",
-        value_name = "DIR",
-        default_value = SHARED_MEMORY
-    )]
-    pub shared_memory: PathBuf,
     /// The places that submitted jobs may use.
     #[command(flatten)]
     pub locations: LocationSettings,
@@ -166,8 +157,7 @@ async fn listen(
     };
     let listener = Listener::bind(&settings.listen).await.map_err(failed)?;
     let address = listener.address().map_err(failed)?;
-    let shared = Some(settings.shared_memory.clone());
-    let exchange = Exchange::sharing_memory(shared.filter(|folder| folder != Path::new("none")));
+    let exchange = Exchange::default();
     let service = LinkService {
         exchange: exchange.clone(),
         security: process.security.clone(),

@@ -1,7 +1,6 @@
 //! The opening of a link.
 
 use std::error::Error;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,6 @@ use tonic::Status;
 use super::exchange::Identity;
 use super::link::{Link, OUTGOING, reason};
 use super::peer::Peer;
-use super::shared_memory::Offered;
 
 /// The first and the longest pause between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
@@ -30,8 +28,6 @@ pub(super) struct Call<'a> {
     pub(super) own: &'a Identity,
     pub(super) ring: Epoch,
     pub(super) peer: &'a Peer,
-    /// The folder for memory that is shared with peers on this host.
-    pub(super) shared_memory: Option<&'a Path>,
 }
 
 impl Call<'_> {
@@ -68,18 +64,10 @@ impl Call<'_> {
             clock: Clock(0),
             sequence: Sequence(0),
         };
-        // Without it, all goes over the connection.
-        let offered = self.shared_memory.map(Offered::create);
-        let offered = offered.and_then(|offered| {
-            offered
-                .inspect_err(|error| tracing::debug!(%error, "no memory can be shared"))
-                .ok()
-        });
         let greeting = Kind::Greeting(wire::Greeting {
             protocol_version: PROTOCOL_VERSION,
             origin: Some(origin.into()),
             to: Some(peer.task.into()),
-            shared_memory: offered.as_ref().map(Offered::names).unwrap_or_default(),
         });
         // The queue is new and empty, so this does not wait.
         let _ = outgoing.send(Ok(Encoded::from(greeting))).await;
@@ -87,14 +75,11 @@ impl Call<'_> {
         let called = stream::call(channel, stream::LINK_PATH, body, &credentials).await;
         let mut incoming: Incoming<wire::LinkMessage> = called?;
         let answer = incoming.message().await?;
-        let Some(Kind::Admitted(admitted)) = answer.and_then(|message| message.kind) else {
+        let Some(Kind::Admitted(_)) = answer.and_then(|message| message.kind) else {
             return Err(Status::internal("it does not answer the greeting"));
         };
-        let offered = offered.filter(|_| admitted.shares_memory);
-        let memory = offered.map(Offered::accepted);
-        let shares_memory = memory.is_some();
-        tracing::debug!(peer = %peer.task, shares_memory, "a link is open");
-        Ok(Link::new(outgoing, incoming, memory))
+        tracing::debug!(peer = %self.peer.task, "a link is open");
+        Ok(Link::new(outgoing, incoming))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use network::stream::{Incoming, Sender};
@@ -11,10 +10,10 @@ use shared_proto::protocol::PROTOCOL_VERSION;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::link::{Changed, Link};
-use super::shared_memory::SharedMemory;
+use super::link::Link;
 
 /// The most links that may wait for their ring. More are refused.
 const MOST_WAITING: usize = 1024;
@@ -36,8 +35,6 @@ pub struct Exchange(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// The folder for memory that is shared with peers on this host.
-    shared_memory: Option<PathBuf>,
     /// True if a task may open only one link of a ring.
     once: bool,
     state: Mutex<State>,
@@ -52,7 +49,7 @@ struct State {
     ring: Epoch,
     waiting: BTreeMap<(Epoch, Task), Link>,
     /// Handles to the links that a ring has taken. A handle can end its link.
-    taken: BTreeMap<(Epoch, Task), Arc<Changed>>,
+    taken: BTreeMap<(Epoch, Task), CancellationToken>,
 }
 
 impl fmt::Debug for Exchange {
@@ -67,30 +64,14 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    /// An exchange that shares memory with peers on the same host, by files in this folder. Without a folder, links send all pieces over
-    /// their connections.
+    /// Returns an exchange that accepts one link from each task in a ring. It is for tasks without generations: a restarted task is
+    /// refused, and retries until this process has restarted too.
     #[must_use]
-    pub fn sharing_memory(folder: Option<PathBuf>) -> Self {
+    pub fn once() -> Self {
         Self(Arc::new(Shared {
-            shared_memory: folder,
-            ..Shared::default()
-        }))
-    }
-
-    /// An exchange that shares memory as [`Self::sharing_memory`] does, and accepts one link from each task in a ring. It is for tasks
-    /// without generations: a restarted task is refused, and retries until this process has restarted too.
-    #[must_use]
-    pub fn once(folder: Option<PathBuf>) -> Self {
-        Self(Arc::new(Shared {
-            shared_memory: folder,
             once: true,
             ..Shared::default()
         }))
-    }
-
-    /// Returns the folder for memory that is shared with peers on this host.
-    pub(super) fn shared_memory(&self) -> Option<&Path> {
-        self.0.shared_memory.as_deref()
     }
 
     /// Accepts links to this process from now on. If the identity has changed, drops the waiting links.
@@ -141,10 +122,6 @@ impl Exchange {
         outgoing: Sender,
         incoming: Incoming<wire::LinkMessage>,
     ) -> Result<(), Status> {
-        // Files are opened without the lock, and for a valid greeting only.
-        self.state().check(&greeting)?;
-        let folder = self.shared_memory();
-        let memory = folder.and_then(|folder| SharedMemory::open(folder, &greeting.shared_memory));
         let mut state = self.state();
         let (from, ring) = state.check(&greeting)?;
         if state.waiting.len() >= MOST_WAITING {
@@ -159,10 +136,10 @@ impl Exchange {
                 )));
             }
             // The caller has closed its first link, but the end of that stream may be lost on the way.
-            Some(taken) => taken.supersede(),
+            Some(taken) => taken.cancel(),
             None => {}
         }
-        let link = Link::new(outgoing, incoming, memory);
+        let link = Link::new(outgoing, incoming);
         link.admit();
         state.waiting.insert((ring, from), link);
         drop(state);
@@ -179,7 +156,7 @@ impl State {
     /// Takes the link that a task has opened for a ring, if it has come.
     fn take(&mut self, ring: Epoch, from: Task) -> Option<Link> {
         let link = self.waiting.remove(&(ring, from))?;
-        self.taken.insert((ring, from), link.changed());
+        self.taken.insert((ring, from), link.superseded());
         Some(link)
     }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,7 +98,7 @@ impl StreamLinks {
         };
         let pieces = schedule::peers(self.rank, root, ranks);
         let signals = peers.difference(&pieces);
-        try_join_all(signals.map(|peer| self.link_by(*peer, None))).await?;
+        try_join_all(signals.map(|peer| self.link(*peer))).await?;
         Ok(())
     }
 
@@ -116,12 +115,8 @@ impl StreamLinks {
         let _ = timeout(patience, join_all(open.map(Link::close))).await;
     }
 
+    /// Returns the link to a rank, and opens it if it is not open yet.
     async fn link(&self, to: Rank) -> Result<&Link, LinkError> {
-        self.link_by(to, self.exchange.shared_memory()).await
-    }
-
-    /// Returns the link to a rank. If it is not open yet, opens it, with shared memory in a folder if the other process is on the same host.
-    async fn link_by(&self, to: Rank, shared_memory: Option<&Path>) -> Result<&Link, LinkError> {
         let open = async {
             let peer = &self.peers[to];
             let noted = Mutex::new(None);
@@ -133,7 +128,6 @@ impl StreamLinks {
                             own: &self.own,
                             ring: self.ring,
                             peer,
-                            shared_memory,
                         };
                         call.dial(&noted).await
                     }

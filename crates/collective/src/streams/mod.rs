@@ -3,7 +3,7 @@
 //! - `exchange`: the place where links from other processes arrive
 //! - `service`: the gRPC service that takes them
 //! - `dial`: the opening of a link
-//! - `link`: an open link; `shared_memory`: the memory that it shares with a peer on the same host
+//! - `link`: an open link
 //! - `links`: the links of a rank of a ring; `peer`: the other processes
 
 mod dial;
@@ -12,10 +12,8 @@ mod link;
 mod links;
 mod peer;
 mod service;
-mod shared_memory;
 
 pub use exchange::{Exchange, Identity};
 pub use links::StreamLinks;
 pub use peer::Peer;
 pub use service::{LinkService, take_links};
-pub use shared_memory::SHARED_MEMORY;

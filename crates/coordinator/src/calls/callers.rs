@@ -1,4 +1,4 @@
-//! Marks a connection as a member's once a call has succeeded on it that only members make.
+//! Marks a connection as a member's once a call that only members make has succeeded on it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -12,8 +12,9 @@ use tonic::codegen;
 use tonic::{Code, Status};
 use tower::Service;
 
-/// The calls that do not mark a connection here. Any caller may make them. `FinishSteps` is a stream, and its answer begins before the first report
-/// is checked, so it marks the connection itself after that report.
+/// The calls that do not mark a connection here. Any caller may make them, except `FinishSteps`, which only workers
+/// make. `FinishSteps` is a stream whose reply begins before the first report is checked, so it marks the connection
+/// itself after that report.
 const OPEN: [&str; 6] = [
     "GetStatus",
     "GetJob",

@@ -31,7 +31,8 @@ impl CurrentJob {
         Ok(active.shared)
     }
 
-    /// Reads the origin of a call, and checks that the caller's certificate is of that role.
+    /// Reads the origin of a call. Checks that its role may make the call, and that the caller's certificate has this
+    /// role.
     pub(super) fn origin(&self, from: &CallOrigin<'_>) -> Result<Origin, Status> {
         let origin = Origin::read(from.origin, from.what).map_err(refused)?;
         let role = origin.task.id.role;
@@ -43,7 +44,7 @@ impl CurrentJob {
     }
 }
 
-/// Wraps a call to the cluster: it is refused unless its origin is a member.
+/// Wraps a call to the cluster. The wrapped call is refused unless its origin is a live member.
 pub(super) fn of_member<T>(
     origin: Origin,
     mut ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
@@ -55,7 +56,8 @@ pub(super) fn of_member<T>(
     }
 }
 
-/// Counts and logs a refusal.
+/// Returns a refusal as a status, and counts and logs it. A refusal because there is no job is neither counted nor
+/// logged.
 pub(super) fn refused(refusal: Refusal) -> Status {
     if refusal.reason == Reason::NoJob {
         // Members that wait for the next job ask again and again.

@@ -16,30 +16,31 @@ use super::slot::Slot;
 use super::waiting::WaitingMembers;
 use crate::queue::{Cancelled, JobQueue, QueueError, Submission};
 
-/// The most bytes of a submitted job.
+/// The maximum size of a submitted job's TOML, in bytes.
 const LONGEST_JOB: usize = 256 * 1024;
 
-/// The most bytes of the location of a checkpoint to begin with.
+/// The maximum length of the location of the checkpoint that a job begins with, in bytes.
 const LONGEST_LOCATION: usize = 4096;
 
-/// The most bytes of a job's name.
+/// The maximum length of a job's name, in bytes.
 const LONGEST_NAME: usize = 256;
 
-/// The number of jobs in a page of a list.
+/// The maximum number of jobs in one page of the job list.
 const PAGE: usize = 100;
 
-/// The most bytes of records in an answer.
+/// The maximum number of bytes of records in one reply.
 const MOST_RECORDS: u64 = 1 << 20;
 
-/// The queue, and what jobs get that leave it out.
+/// What calls about jobs need: the queue, the defaults of jobs, the waiting members and the allowed locations.
 #[derive(Clone)]
 pub(crate) struct JobCalls {
     pub(crate) queue: Arc<JobQueue>,
-    /// The numbers of servers and of workers of a job that gives none.
+    /// The numbers of parameter servers and of workers for jobs that set none. `None`: the coordinator has no default
+    /// either.
     pub(crate) sizes: (Option<u32>, Option<u32>),
     /// The members that wait for the next job.
     pub(crate) waiting: WaitingMembers,
-    /// The places that jobs may use.
+    /// The locations that jobs may use for checkpoints.
     pub(crate) allowed: AllowedLocations,
 }
 
@@ -110,7 +111,7 @@ impl JobCalls {
         Ok(job)
     }
 
-    /// Refuses a place that jobs may not use.
+    /// Refuses a location that jobs may not use. `setting` names the setting in the refusal.
     fn check_location(&self, setting: &str, location: Option<&str>) -> Result<(), Refusal> {
         let Some(location) = location else {
             return Ok(());
@@ -127,7 +128,7 @@ impl JobCalls {
         }
     }
 
-    /// Returns a job with the sizes of this cluster where it gives none.
+    /// Fills in the numbers of servers and workers that a job leaves out with the defaults of this cluster.
     fn sized(&self, mut job: Job) -> Job {
         let (ps, workers) = self.sizes;
         if job.strategy.name.has_servers() {
@@ -137,7 +138,7 @@ impl JobCalls {
         job
     }
 
-    /// Returns a job or a page of jobs, the running one with its progress.
+    /// Returns the requested job, or a page of jobs if the request has id 0. The running job has its current progress.
     pub(super) fn list(
         &self,
         request: wire::ListJobsRequest,
@@ -165,7 +166,8 @@ impl JobCalls {
         Ok(jobs)
     }
 
-    /// Returns records of a job from a byte of its file on, and its summary once it has ended.
+    /// Returns the records of a job from the byte offset `from` of its file on. Once the job has ended and no records
+    /// are left, returns its summary.
     pub(super) async fn records(
         &self,
         request: &wire::ReadRecordsRequest,
@@ -219,7 +221,8 @@ impl JobCalls {
     }
 }
 
-/// Returns whole lines of a file from a byte on; none if it is not there.
+/// Returns the whole lines of a file from a byte offset on, at most `MOST_RECORDS` bytes; empty if the file is missing.
+/// Only a line that is longer than this is cut.
 async fn lines_from(path: &Path, from: u64) -> std::io::Result<Bytes> {
     let mut file = match tokio::fs::File::open(path).await {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Bytes::new()),
@@ -237,7 +240,7 @@ async fn lines_from(path: &Path, from: u64) -> std::io::Result<Bytes> {
     Ok(lines.into())
 }
 
-/// Returns the answer to a call that failed. Nothing has changed.
+/// Returns the status for a call that has failed and changed nothing.
 pub(super) fn failed(error: QueueError, refused: impl FnOnce(Refusal) -> Status) -> Status {
     match error {
         QueueError::Refused(refusal) => refused(refusal),
@@ -250,7 +253,7 @@ pub(super) fn failed(error: QueueError, refused: impl FnOnce(Refusal) -> Status)
     }
 }
 
-/// Returns the refusal of a call about jobs by a coordinator without a queue.
+/// Returns the refusal with which a coordinator without a queue answers calls about jobs.
 pub(super) fn no_queue() -> Refusal {
     Refusal::new(
         Reason::NoQueue,

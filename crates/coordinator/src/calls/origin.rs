@@ -9,7 +9,7 @@ pub(super) struct CallOrigin<'a> {
     pub(super) origin: Option<&'a wire::Origin>,
     pub(super) extensions: &'a Extensions,
     pub(super) what: &'static str,
-    /// The only role that makes this call; none if both roles do.
+    /// The only role that may make this call. `None`: servers and workers may.
     pub(super) role: Option<Role>,
 }
 

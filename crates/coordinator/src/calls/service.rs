@@ -41,12 +41,12 @@ impl Service {
         self.queue.as_ref().ok_or_else(|| refused(no_queue()))
     }
 
-    /// Returns the epoch of the newest shard map that is published.
+    /// Returns the epoch of the newest published view.
     fn epoch(&self) -> Result<u64, Status> {
         Ok(self.current_job.shared()?.views.borrow().epoch.0)
     }
 
-    /// Asks the cluster on behalf of a member. Refuses callers that are no members, under the same lock.
+    /// Asks the cluster on behalf of a member. Checks under the same lock that the caller is a member.
     async fn ask_as<T>(
         &self,
         from: CallOrigin<'_>,
@@ -56,7 +56,8 @@ impl Service {
         self.current_job.shared()?.ask(ask).await.map_err(refused)
     }
 
-    /// Asks the cluster on behalf of a member until the answer satisfies, or for as long as a call may wait.
+    /// Asks the cluster on behalf of a member until `satisfies` accepts the answer or `LONG_POLL` has passed. Returns
+    /// the last answer.
     async fn ask_as_until<T>(
         &self,
         from: CallOrigin<'_>,
@@ -69,7 +70,8 @@ impl Service {
     }
 }
 
-/// Returns the next message of a stream of views. `known` has the workers of the last view on the stream.
+/// Returns the next message of a stream of views. With `differences`, the message leaves out the workers if they equal
+/// `known`; otherwise `known` is set to them.
 fn next_view(view: &View, known: &mut Vec<Task>, differences: bool) -> wire::View {
     if !differences {
         return view.into();
@@ -81,7 +83,7 @@ fn next_view(view: &View, known: &mut Vec<Task>, differences: bool) -> wire::Vie
     message
 }
 
-/// Returns whether members wait for the next job.
+/// Returns whether there is no job, or only one that has ended, so that members wait for the next job.
 fn has_no_job_at_work(status: &wire::Status) -> bool {
     matches!(
         status.phase(),

@@ -1,4 +1,5 @@
-//! The job at work. A long-lived cluster has one after the other, and none while its queue is empty.
+//! The current job. A long-lived cluster works on one job after the other. While its queue is empty, the job that ended
+//! last stays the current one.
 
 use std::sync::Arc;
 
@@ -8,19 +9,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::keeping::shared::Shared;
 
-/// A job at work, or the last one.
+/// The job at work, or the job that ended last.
 #[derive(Clone)]
 pub(crate) struct Active {
     pub(crate) shared: Arc<Shared>,
     /// Cancelled when the job is replaced, or the coordinator ends.
     pub(crate) over: CancellationToken,
-    /// Its number in the queue; 0 without a queue.
+    /// The job's id in the queue; 0 without a queue.
     pub(crate) id: u64,
-    /// Its run directory, relative to the coordinator's folder; empty for a job that the coordinator was started with.
+    /// The job's run directory, relative to the coordinator's folder. Empty for the job that the coordinator was
+    /// started with.
     pub(crate) folder: String,
 }
 
-/// The place of the job at work.
+/// Holds the current job, if there is one.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot(watch::Sender<Option<Active>>);
 
@@ -37,7 +39,7 @@ impl Slot {
         Self(watch::Sender::new(active))
     }
 
-    /// Sets the job, or takes it out.
+    /// Sets the current job; `None` empties the slot.
     pub(crate) fn set(&self, active: Option<Active>) {
         self.0.send_replace(active);
     }

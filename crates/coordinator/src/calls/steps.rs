@@ -1,4 +1,4 @@
-//! The most frequent calls: work is leased, and finished steps are reported, each by a call or over a stream.
+//! The most frequent calls: workers lease work, and report finished steps one by one or over a stream.
 
 use std::time::Instant;
 
@@ -18,7 +18,8 @@ use super::current_job::{CurrentJob, of_member, refused};
 use super::origin::CallOrigin;
 use super::slot::Active;
 
-/// Returns the call to the cluster that leases work. `copied` is the newest checkpoint for which the worker has copied its values.
+/// Returns the call to the cluster that leases work. `copied` is the number of the newest checkpoint for which the
+/// worker has copied its values, if there is one.
 fn lease(
     origin: Origin,
     copied: Option<u64>,
@@ -41,7 +42,7 @@ fn has_work(reply: &wire::LeaseWorkReply) -> bool {
 }
 
 impl CurrentJob {
-    /// Counts finished steps.
+    /// Counts the steps that a worker has finished. Also leases work, if the request wants some.
     ///
     /// # Errors
     /// The refusal, as a status.
@@ -101,8 +102,9 @@ impl CurrentJob {
         leased.map_err(refused)
     }
 
-    /// Answers the requests of a stream in turn, except those that want no reply. The first request that is not refused makes the
-    /// connection a member's. The stream ends after a refusal, when the worker closes it, or with the job.
+    /// Handles the requests of a stream in turn. A request that wants no reply gets one only if it is refused. The
+    /// first request that succeeds marks the connection as a member's. The stream ends after a refusal, when the worker
+    /// closes it, or with the job.
     ///
     /// # Errors
     /// [`Reason::NoJob`](shared_proto::refusal::Reason::NoJob), as a status.

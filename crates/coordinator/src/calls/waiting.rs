@@ -8,16 +8,16 @@ use cluster::limits::LONGEST_NAME;
 use parking_lot::Mutex;
 use shared_proto::wire;
 
-/// A member that waits asks again at once, so one that has not asked for this long is gone.
+/// A waiting member repeats its call at once, so a member that has made no call for this long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(10);
 
-/// The most members that are kept.
+/// The maximum number of waiting members that are kept.
 const MOST: usize = 16_384;
 
-/// What a task does that waits for a job.
+/// The activity that a status shows for a waiting member.
 const ACTIVITY: &str = "waiting for a job";
 
-/// The members that wait, by the number of their process. They are shown, and decide nothing.
+/// The waiting members, by the number of their process. A status shows them; no decision depends on them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WaitingMembers(Arc<Mutex<BTreeMap<u64, Waiting>>>);
 
@@ -28,7 +28,7 @@ struct Waiting {
 }
 
 impl WaitingMembers {
-    /// Keeps a member that asks for a job.
+    /// Remembers a member that asks for a job, unless its names are too long or too many members wait already.
     pub(super) fn saw(&self, member: wire::WaitingMember, now: Instant) {
         let names = [&member.identity, &member.address, &member.metrics_address];
         if names.iter().any(|name| name.len() > LONGEST_NAME) {
@@ -41,12 +41,13 @@ impl WaitingMembers {
         }
     }
 
-    /// Forgets a member, which has registered for a job.
+    /// Forgets a member because it has registered for a job.
     pub(super) fn registered(&self, process: u64) {
         self.0.lock().remove(&process);
     }
 
-    /// Adds the members to a status, in place of the tasks that they were.
+    /// Adds the waiting members to a status. Each member replaces its task of the ended job. A member whose task is
+    /// still alive is left out.
     pub(super) fn add_to(&self, status: &mut wire::Status, now: Instant) {
         let waiting = self.0.lock();
         for Waiting { member, seen } in waiting.values() {

@@ -1,4 +1,4 @@
-//! Carries out the cluster's tasks in the store of checkpoints, and keeps up the run's claim to it.
+//! Carries out the cluster's tasks in the store of checkpoints, and renews the run's claim to the store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -37,9 +37,9 @@ pub(crate) async fn run_store_tasks(shared: Arc<Shared>, store: Store, keep: usi
     }
 }
 
-/// Raises the counter of the run's claim, and checks whether another run has superseded it. Makes a new claim
-/// if this process has none yet or the claim's file was deleted. Returns when the claim is lost, or between two
-/// writes after `stop`: a write that is dropped continues, and may undo the caller's next one.
+/// Renews the run's claim at intervals by raising its counter, and checks whether another run or process has superseded
+/// it. Makes a new claim if this process has none yet or the claim's file was deleted. Returns when the claim is lost,
+/// or after `stop`, but never during a write: a dropped write continues, and may undo the caller's next write.
 pub(crate) async fn keep_claim(
     shared: Arc<Shared>,
     store: Store,
@@ -109,7 +109,7 @@ async fn renew(store: &Store, claim: &Claim, beat: u64) -> Result<Renewed, Check
     }
 }
 
-/// Returns a time of the past in seconds since 1970.
+/// Converts an instant in the past to seconds since 1970.
 fn unix_seconds(past: Instant) -> u64 {
     let ago = tokio::time::Instant::now().into_std().duration_since(past);
     let since = SystemTime::now()
@@ -136,7 +136,7 @@ async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: us
     }
 }
 
-/// Deletes the files of given-up checkpoints. After an error they are deleted with those of the next one.
+/// Deletes the files of given-up checkpoints. After an error, the next call deletes them.
 async fn sweep(store: &Store, what: Sweep) {
     match store.sweep(|number| what.is_given_up(number)).await {
         Ok(removed) if removed.is_empty() => {}
@@ -168,7 +168,7 @@ async fn find_before(
     }
 }
 
-/// Returns a checkpoint as one that the job can go back to.
+/// Converts a manifest to a checkpoint that the job can go back to.
 pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<DurableCheckpoint, String> {
     Ok(DurableCheckpoint {
         location: store.location().to_owned(),
@@ -178,10 +178,10 @@ pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<DurableCheckpoi
     })
 }
 
-/// Checks that a job can begin with a checkpoint, as far as its manifest shows.
+/// Checks that a job can begin with a checkpoint, as far as the checkpoint's manifest shows.
 ///
 /// # Errors
-/// Names what cannot be read.
+/// The error names what cannot be read.
 pub fn can_begin_with(manifest: &Manifest) -> Result<(), String> {
     SavedProgress::of_manifest(manifest).map(drop)
 }

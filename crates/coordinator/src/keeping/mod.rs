@@ -1,10 +1,10 @@
-//! The cluster under its lock, and all that it leaves on disks.
+//! The cluster under its lock, and everything that the coordinator keeps on disk.
 //!
 //! - `shared`: the cluster under its lock; persists its changes before it publishes them
-//! - `state`: the state that outlives a process; `log`: the files in which it is, and the queue of jobs too
+//! - `state`: the state that outlives a process; `log`: the files with this state, and with the queue of jobs
 //! - `keeper`: manifests, and the claim to the store of checkpoints
 //! - `run_dir`: `metrics.jsonl` and `summary.json`; `tensorboard`: event files beside them
-//! - `history`: the records as far as charts show them
+//! - `history`: the points and remarks that charts show
 
 pub(crate) mod history;
 pub(crate) mod keeper;

@@ -25,8 +25,8 @@ pub(crate) const LAST_RECORDS: Duration = Duration::from_secs(15);
 /// The number of lines that may wait to be written. Beyond that, the sender waits.
 const QUEUE: usize = 1024;
 
-/// The pause between two writes. A cluster of many workers makes hundreds of records in a second. Those of the last pause are lost if the
-/// process is killed.
+/// The pause between two writes. A cluster of many workers makes hundreds of records in a second. The records of the
+/// last pause are lost if the process is killed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The most bytes of earlier records that a resumed run reads for its curves. More would delay its start by seconds.
@@ -87,7 +87,7 @@ impl Recorder {
         })
     }
 
-    /// Returns the course of the job, to which each record is added.
+    /// Returns the history of the job. Each record is added to it.
     pub(crate) fn history(&self) -> Arc<Mutex<History>> {
         Arc::clone(&self.history)
     }
@@ -104,7 +104,8 @@ impl Recorder {
         tokio::fs::rename(unfinished, self.dir.join(run_dir::SUMMARY)).await
     }
 
-    /// Writes the remaining lines. All other senders must be dropped, because the queue ends with the last one.
+    /// Writes the remaining records. All other senders must be dropped before, because the queue ends with its last
+    /// sender.
     pub(crate) async fn close(self) {
         drop(self.lines);
         if self.writer.await.is_err() || self.events.await.is_err() {

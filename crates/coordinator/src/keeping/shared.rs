@@ -17,10 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::state::State;
 
-/// The longest wait of a call for a result before it answers that there is none yet.
+/// The longest time that a call waits for a result before it answers that there is none yet.
 pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);
 
-/// The longest wait of a finished part for the other parts of its step.
+/// The longest time that a finished part of a step waits for the other parts before it is persisted by itself.
 const PARTS_WAIT: Duration = Duration::from_secs(1);
 
 /// The number of calls that return at a time after a commit.
@@ -29,14 +29,15 @@ const TURNS: usize = 8;
 /// The interval at which a waiting call checks for changes that come with time alone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// The longest delay of changes on which no other call depends. One write then persists several of them.
+/// The longest time that a change on which no other call depends waits to be persisted, so that one write persists
+/// several such changes.
 const BATCH_DELAY: Duration = Duration::from_millis(20);
 
-/// The pause after a write of the state, for each KiB of its cost: about four times the processor time of the write. So writes take a fifth
-/// of a core at most, also those of a large state.
+/// The pause after a write of the state, for each KiB of the write's cost: about four times the processor time of the
+/// write. So writes take about a fifth of a core at most, unless the pause reaches `LONGEST_PAUSE`.
 const PAUSE_FOR_KILOBYTE: Duration = Duration::from_micros(30);
 
-/// The longest such pause.
+/// The longest pause after a write of the state.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The cluster, its state on disk, and the channels by which its changes are published.
@@ -58,13 +59,13 @@ pub(crate) struct Shared {
     broken: CancellationToken,
 }
 
-/// What is persisted.
+/// What the persisted state has, and when it may be written again.
 #[derive(Default)]
 struct Kept {
     changes: Changes,
-    /// The number of records that the cluster had made until then.
+    /// The number of records that the cluster had made when the state was persisted.
     records: u64,
-    /// The time before which the state is not written again.
+    /// The time before which the state is not written again; `None` before the first write.
     next: Option<tokio::time::Instant>,
 }
 
@@ -124,8 +125,9 @@ impl Shared {
         self.count_steps(ask, |_| false).await
     }
 
-    /// Asks the cluster on its fast path. Wakes no waiting call. If `at_once` is true of the answer, it does not wait until changes of other
-    /// calls are persisted: it must tell nothing of them. Returns the answer, and whether the call has stayed on the fast path.
+    /// Asks the cluster on its fast path. Wakes no waiting call. If `at_once` accepts the answer, the call returns
+    /// without waiting until the changes of other calls are persisted, so the answer must not reveal these changes.
+    /// Returns the answer, and whether the call has stayed on the fast path.
     pub(crate) async fn ask_fast_quietly<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
@@ -138,7 +140,8 @@ impl Shared {
         self.ask_and_settle(on_fast_path, at_once).await
     }
 
-    /// Counts finished steps on the fast path. `at_once` is that of [`Self::ask_fast_quietly`].
+    /// Counts finished steps on the fast path. Wakes waiting calls only if the call has left the fast path. `at_once`
+    /// is as in [`Self::ask_fast_quietly`].
     pub(crate) async fn count_steps<T>(
         self: &Arc<Self>,
         count: impl FnOnce(&mut Cluster, Instant) -> T,
@@ -151,7 +154,8 @@ impl Shared {
         answer
     }
 
-    /// Returns the answer, and whether the cluster is on its fast path.
+    /// Asks the cluster, persists urgent changes, and publishes the view if it is new. `at_once` is as in
+    /// [`Self::ask_fast_quietly`]. Returns the answer, and whether the cluster is on its fast path.
     async fn ask_and_settle<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
@@ -178,9 +182,11 @@ impl Shared {
         answer
     }
 
-    /// Waits until `changes` are persisted and published, if there are any, and, if the recorder's queue is `full`, until it has room.
+    /// Waits until `changes` are persisted and published, if there are any. If the recorder's queue is `full`, waits
+    /// until it has room.
     ///
-    /// It is boxed and not generic, so that it is compiled once and not for each call of [`Self::ask_and_settle`].
+    /// The function is boxed and not generic, so it is compiled only once, not for each instance of
+    /// [`Self::ask_and_settle`].
     #[boxed]
     async fn wait_until_settled(self: Arc<Self>, changes: Option<Changes>, full: bool) {
         if let Some(changes) = changes {
@@ -195,15 +201,16 @@ impl Shared {
         }
     }
 
-    /// Publishes the view and hands over the records of a cluster without unpersisted urgent changes. Returns false if records are left,
-    /// because the queue is full.
+    /// Publishes the view, and passes all records to the recorder. The cluster must have no unpersisted urgent changes.
+    /// Returns false if records are left because the recorder's queue is full.
     fn publish_all(&self, cluster: &mut Cluster) -> bool {
         self.publish(cluster.view());
         let all = cluster.records_made();
         self.hand_over(cluster, all)
     }
 
-    /// Hands over the first `made` of all records that the cluster has made. Returns false if some of them are left, because the queue is full.
+    /// Passes records to the recorder, up to the first `made` of all records that the cluster has made. Returns false
+    /// if some of these are left because the recorder's queue is full.
     fn hand_over(&self, cluster: &mut Cluster, made: u64) -> bool {
         while cluster.records_taken() < made {
             let place = self.records.try_reserve();
@@ -218,10 +225,12 @@ impl Shared {
         true
     }
 
-    /// Sync mode: returns once a worker's finished part of a step is persisted: with the commit of the step, or with the end of its epoch or of
-    /// the job. If none of these comes within a second, or when `over` is cancelled, the part is persisted by itself.
+    /// Sync mode: waits until a worker's finished part of a step is persisted, with the commit of the step, or with the
+    /// end of its epoch or of the job. If none of these comes within a second, or if `over` is cancelled, persists the
+    /// part by itself.
     ///
-    /// A commit ends the waits of all workers of the step. A few of them return at a time, so that the servers get the view meanwhile.
+    /// A commit ends the waits of all workers of the step. Only a few of the calls return at a time, so that the
+    /// servers get the view meanwhile.
     pub(crate) async fn persist_part(
         self: &Arc<Self>,
         step: Clock,
@@ -248,7 +257,8 @@ impl Shared {
         }
     }
 
-    /// Returns when urgent changes up to these are persisted and published. One write persists the changes of all calls that wait.
+    /// Waits until all urgent changes up to `changes` are persisted and published. One write persists the changes of
+    /// all waiting calls.
     async fn settle(&self, changes: Changes) {
         let hurries = async {
             let kept = self.kept.lock().await;
@@ -274,7 +284,7 @@ impl Shared {
         self.publish_persisted(&kept);
     }
 
-    /// Persists all changes, if there are new ones, and hands over all records.
+    /// Persists all changes, if there are new ones, and passes all records to the recorder.
     pub(crate) async fn keep_all(&self) {
         loop {
             let mut kept = self.kept.lock().await;
@@ -289,8 +299,9 @@ impl Shared {
         }
     }
 
-    /// Publishes the view and the records. If there are urgent changes that are not persisted yet, hands over only the records that the
-    /// persisted state has. Returns false if the queue of records is full.
+    /// Publishes the view, and passes all records to the recorder. While there are unpersisted urgent changes,
+    /// publishes no view, and passes only the records that the persisted state has. Returns false if the recorder's
+    /// queue is full.
     fn publish_persisted(&self, kept: &Kept) -> bool {
         // Under the lock, so that no call finds its changes unpersisted and leaves the view to a write that has published already.
         let mut cluster = self.cluster.lock();
@@ -378,7 +389,8 @@ impl Shared {
         let _ = tokio::time::timeout(LOOK_AGAIN, self.changed.notified()).await;
     }
 
-    /// Asks the cluster until the answer satisfies, or for as long as a call may wait.
+    /// Asks the cluster again and again until `satisfies` accepts the answer or `LONG_POLL` has passed. Returns the
+    /// last answer.
     pub(crate) async fn ask_until<T>(
         self: &Arc<Self>,
         ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,

@@ -10,10 +10,12 @@ use shared_proto::job::run_dir;
 
 use super::log::{Log, LogFile, RowChanges, RowStore, Rows, StateError, Storage};
 
-/// The room that each of the two files has from the beginning, in bytes. A state of half of it is written even if the disk is full.
+/// The disk space that is reserved for each of the two files of changes, in bytes. A state of up to half this size is
+/// written even if the disk is full.
 const ROOM: usize = 4 << 20;
 
-/// The room in other storage than files. It is small, so that simulations fill it often.
+/// The space that is reserved for each file in simulated storage, in bytes. It is small, so that simulations fill it
+/// often.
 const SIMULATED_ROOM: usize = 16 << 10;
 
 /// The number of bytes that are encoded in the time in which one is written.
@@ -22,7 +24,7 @@ const ENCODED_FOR_ONE_WRITTEN: usize = 4;
 /// The coordinator's state, as it is persisted.
 pub(crate) struct State {
     rows: Mutex<Box<dyn RowStore>>,
-    /// The number of changes that are persisted. It can be read while others are written.
+    /// The number of persisted changes. It can be read while further changes are written.
     changes: AtomicU64,
     /// The number of changes that were persisted when this process opened the state.
     opened: u64,
@@ -54,7 +56,7 @@ impl State {
         Ok(Self::new(Log::open(path, ROOM)?))
     }
 
-    /// Reads the state at a path, which no process has open. Returns none if there is no state. Nothing is written.
+    /// Reads the state at a path, and writes nothing. Returns `None` if there is no state.
     ///
     /// # Errors
     /// If it cannot be read, or another process has it open.
@@ -65,7 +67,7 @@ impl State {
         }
     }
 
-    /// Creates a state over other storage, for simulations.
+    /// Opens or creates the state in other storage than files, for simulations.
     ///
     /// # Errors
     /// If it cannot be read or written.
@@ -118,7 +120,7 @@ impl State {
         self.opened
     }
 
-    /// Gives up the room that is reserved for later changes, because the job has ended.
+    /// Releases the disk space that is reserved for later changes, because the job has ended.
     pub(crate) fn release(&self) {
         self.rows.lock().release();
     }

@@ -1,5 +1,5 @@
-//! The live page of a cluster (`--http`): curves, workers, servers, checkpoints. One file without anything from elsewhere,
-//! which fetches `status.json` while it is visible. Nothing is computed between requests.
+//! The live page of a cluster (`--http`): curves, workers, servers, checkpoints. The page is one self-contained file,
+//! which fetches `status.json` while it is visible. The coordinator computes nothing for it between requests.
 //!
 //! - `template`: the page as one file, also as a report of a run that has ended
 
@@ -31,13 +31,13 @@ pub use self::template::report;
 use crate::keeping::history::History;
 use crate::keeping::shared::Shared;
 
-/// The page has its styles and program in itself, and fetches from its own server alone.
+/// The page's content security policy: styles and scripts are inline, and the page fetches only from its own server.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The time within which a page that is visible fetches its data again.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The time in which an answer reaches its page.
+/// The time to wait for an answer to reach the page.
 const ARRIVAL: Duration = Duration::from_millis(100);
 
 /// The parts of a job that the page shows.
@@ -48,14 +48,14 @@ pub(crate) struct ShownJob {
     pub(crate) run_dir: PathBuf,
 }
 
-/// The page of a coordinator, which is served until this is dropped.
+/// The page of a coordinator. It is served until this value is dropped.
 pub(crate) struct Page {
     served: Arc<Served>,
     _stop: Option<DropGuard>,
 }
 
 impl Page {
-    /// Serves the page to those who connect to `listener`. Without one nobody sees it. It shows no job yet.
+    /// Serves the page on `listener`. Without a listener, the page is not served. At first it shows no job.
     pub(crate) fn serve(security: &Security, listener: Option<TcpListener>) -> Self {
         let address = listener.as_ref().and_then(|l| l.local_addr().ok());
         let is_local = address.is_some_and(|address| address.ip().is_loopback());
@@ -80,12 +80,12 @@ impl Page {
         }
     }
 
-    /// Shows this job from now on.
+    /// Shows `job` from now on; `None`: no job.
     pub(crate) fn show(&self, job: Option<ShownJob>) {
         *self.served.job.lock() = job;
     }
 
-    /// Waits a moment, so that a page that is visible shows the end of the job.
+    /// If a page is visible, waits until it has fetched its data once more, so that it shows the end of the job.
     pub(crate) async fn show_end(&self) {
         let mut fetched = self.served.fetched.subscribe();
         let last = *fetched.borrow_and_update();
@@ -103,17 +103,17 @@ impl Drop for Page {
     }
 }
 
-/// The state of the application.
+/// The state that the handlers of requests share.
 struct Served {
     job: Mutex<Option<ShownJob>>,
     security: Security,
-    /// The time at which the data were fetched last.
+    /// The time at which a page last fetched the data; `None` before that.
     fetched: watch::Sender<Option<Instant>>,
-    /// True if only this machine reaches the page, and there is no token.
+    /// True if only this machine can reach the page, and there is no token.
     is_private: bool,
 }
 
-/// The page itself tells nothing of the cluster, so it needs no token.
+/// Returns the page. It reveals nothing about the cluster, so the request needs no token.
 async fn page(State(served): State<Arc<Served>>, request: Request) -> Response {
     if let Err((code, why)) = served.check_host(&request) {
         return answer(code, "text/plain; charset=utf-8", why);
@@ -139,7 +139,7 @@ impl Served {
         job.map_or_else(|| json!({ "status": null }), |job| job.to_json())
     }
 
-    /// Checks that a browser was sent here by a name of this machine, if only this machine is to reach the page.
+    /// If the page is private to this machine, checks that the request's host is a name of this machine.
     fn check_host(&self, request: &Request) -> Result<(), (StatusCode, String)> {
         if self.is_private && !names_this_machine(request) {
             let why = "this page is for browsers of this machine; open it as http://127.0.0.1 or http://localhost";
@@ -164,8 +164,8 @@ impl Served {
     }
 }
 
-/// Returns whether a browser was sent here by an address or as `localhost`. A website that makes its own name stand for
-/// 127.0.0.1 could otherwise read a page that has no token.
+/// Returns whether the request's host is an IP address or `localhost`. Otherwise, a website that resolves its own name
+/// to 127.0.0.1 (DNS rebinding) could read a page that needs no token.
 fn names_this_machine(request: &Request) -> bool {
     let header = request.headers().get(header::HOST);
     let authority = header.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());

@@ -12,30 +12,31 @@ use shared_proto::wire;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) id: u64,
-    /// The number by which a repeated call of its submission is recognized; 0 for a job that the coordinator was started with.
+    /// The number of the submission, by which a repeated call is recognized; 0 for the job that the coordinator was
+    /// started with.
     pub(crate) submission: u64,
     pub(crate) name: String,
     /// The settings, without the run directory.
     pub(crate) job_toml: String,
     /// The checkpoint to begin with; empty: none.
     pub(crate) restore: String,
-    /// The run directory, relative to the coordinator's folder; empty: it is that folder.
+    /// The run directory, relative to the coordinator's folder; empty for that folder itself.
     pub(crate) folder: String,
-    /// The id of its run, which stays the same if the coordinator dies while it begins the job.
+    /// The id of the job's run. It stays the same if the coordinator dies while it begins the job.
     pub(crate) run: String,
     pub(crate) state: JobState,
-    /// True if it is to be cancelled.
+    /// True if the job is to be cancelled.
     pub(crate) cancelling: bool,
-    /// True if it is to be cancelled without a last checkpoint.
+    /// True if the job is to be cancelled without a last checkpoint.
     #[serde(default)]
     pub(crate) at_once: bool,
-    /// The error with which it failed.
+    /// The error with which the job ended; empty if there is none.
     pub(crate) error: String,
-    /// Seconds since 1970; 0: not yet.
+    /// The time of the submission. This, `began` and `ended` are in seconds since 1970; 0: not yet.
     pub(crate) submitted: u64,
     pub(crate) began: u64,
     pub(crate) ended: u64,
-    /// The outcome, once it has ended after it began.
+    /// The outcome of a job that has begun and ended; otherwise `None`.
     pub(crate) outcome: Option<Outcome>,
 }
 
@@ -107,7 +108,7 @@ impl Entry {
         }
     }
 
-    /// Returns the job for people, with the outcome that is persisted.
+    /// Returns the job as users see it, with the persisted outcome.
     pub(crate) fn shown(&self, folder: &Path) -> wire::QueuedJob {
         let state = match self.state {
             JobState::Queued => wire::JobState::Queued,

@@ -23,19 +23,19 @@ const FILE: &str = "jobs.state";
 /// The error of a change.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
-    /// The change makes no sense.
+    /// The change is refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// It cannot be persisted, so it is not made.
+    /// The change cannot be persisted, so it is not made.
     #[error("the queue of jobs cannot be written: {0}")]
     Store(#[from] StateError),
 }
 
 /// The queue of a coordinator.
 pub(crate) struct JobQueue {
-    /// The coordinator's folder, below which jobs have theirs.
+    /// The coordinator's folder. The run directories of submitted jobs are below it.
     folder: PathBuf,
-    /// The location below which jobs have their checkpoints; none: in their folders.
+    /// The location below which jobs have their checkpoints. `None`: jobs have them in their run directories.
     locations: Option<String>,
     jobs: Mutex<Jobs>,
     /// Locked while a change is made.
@@ -90,7 +90,7 @@ impl JobQueue {
         .await
     }
 
-    /// Gives the job that the coordinator is started with other settings. Its run has not begun.
+    /// Replaces the settings of the job that the coordinator is started with. The job's run must not have begun.
     pub(crate) async fn replace(self: &Arc<Self>, given: Submission) -> Result<(), QueueError> {
         self.change(move |jobs, now| {
             jobs.replace(given, now);
@@ -144,7 +144,7 @@ impl JobQueue {
         entries.any(|entry| entry.id != id && !entry.has_ended())
     }
 
-    /// Returns the job that has ended last, if it had begun.
+    /// Returns the job that ended last, among those that had begun.
     pub(crate) fn last(&self) -> Option<Entry> {
         let jobs = self.jobs.lock();
         let ended = jobs.entries.values();
@@ -168,7 +168,7 @@ impl JobQueue {
         jobs.entries.get(&id).cloned().ok_or_else(|| unknown(id))
     }
 
-    /// Returns a job for people.
+    /// Returns a job as users see it.
     ///
     /// # Errors
     /// As [`Self::entry`].
@@ -176,7 +176,7 @@ impl JobQueue {
         Ok(self.entry(id)?.shown(&self.folder))
     }
 
-    /// Returns at most `most` jobs with a higher id than `after`, for people.
+    /// Returns at most `most` jobs with a higher id than `after`, as users see them.
     pub(crate) fn page(&self, after: u64, most: usize) -> Vec<wire::QueuedJob> {
         let jobs = self.jobs.lock();
         let entries = jobs.entries.range(after.saturating_add(1)..);
@@ -245,7 +245,8 @@ fn show(before: &Jobs, after: &Jobs) {
     }
 }
 
-/// Returns the result of a task. A task is cancelled only when the process ends.
+/// Returns the result of a task, or resumes its panic. Never returns for a cancelled task, because tasks are cancelled
+/// only when the process ends.
 async fn done<T>(ended: Result<T, JoinError>) -> T {
     match ended.map_err(JoinError::try_into_panic) {
         Ok(result) => result,

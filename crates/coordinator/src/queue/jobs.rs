@@ -7,23 +7,23 @@ use shared_proto::refusal::{Reason, Refusal};
 
 use super::entry::{Entry, JobState, Outcome};
 
-/// The most jobs that wait in the queue.
+/// The maximum number of jobs that wait in the queue.
 pub(crate) const MOST_QUEUED: usize = 1000;
 
-/// The number of ended jobs that are remembered, the newest.
+/// The maximum number of ended jobs that are remembered. Older ones are forgotten.
 pub(crate) const MOST_ENDED: usize = 1000;
 
-/// The most bytes of all jobs that wait, as text, and of all ended ones that are remembered.
+/// The maximum total size of the TOML texts of waiting jobs, in bytes. The same limit holds for remembered ended jobs.
 pub(super) const MOST_BYTES: usize = 16 << 20;
 
-/// The most characters of a job's name in the name of its folder.
+/// The maximum number of characters of a job's name in the name of its folder.
 const LONGEST_FOLDER: usize = 64;
 
 /// The jobs of a queue.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Jobs {
     pub(super) entries: BTreeMap<u64, Entry>,
-    /// The highest id that was given.
+    /// The highest id that was given to a job so far.
     pub(super) newest: u64,
 }
 
@@ -35,36 +35,36 @@ pub(crate) struct Submission {
     /// The job, without a run directory.
     pub(crate) job: Job,
     pub(crate) restore: String,
-    /// The id of the run that it becomes.
+    /// The id of the job's run.
     pub(crate) run: String,
 }
 
 /// The end of a job.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct End {
-    /// The error with which it failed; empty if it did not.
+    /// The error with which the job failed; empty if it did not fail.
     pub(crate) error: String,
-    /// True if it was told to end before its data did.
+    /// True if the job was told to end before its data ended.
     pub(crate) stopped: bool,
-    /// Its figures, if it has begun.
+    /// The job's figures; `None` if it has not begun.
     pub(crate) outcome: Option<Outcome>,
 }
 
-/// What is left to do after a job was told to end.
+/// What the caller still has to do after it has cancelled a job in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cancelled {
-    /// Nothing: it was queued, or has ended.
+    /// Nothing: the job was still queued, or had ended.
     Nothing,
-    /// To end the running job in good order.
+    /// End the running job in good order, with a last checkpoint.
     InGoodOrder,
-    /// To end the running job at once.
+    /// End the running job at once, without a last checkpoint.
     AtOnce,
 }
 
 impl Jobs {
-    /// Adds a job, and returns its id. A submission that is repeated changes nothing, and gets the same id. A job without a
-    /// location of its checkpoints gets a folder below `locations`. The id of its run is a part of the folder's name, because other
-    /// queues may have the same location.
+    /// Adds a job, and returns its id. A repeated submission changes nothing, and returns the same id. A job that sets
+    /// no location for its checkpoints gets a folder below `locations`, if this is given. The name of the folder
+    /// includes the id of the run, because other queues may have the same location.
     ///
     /// # Errors
     /// [`Reason::TooManyRequests`].
@@ -104,8 +104,8 @@ impl Jobs {
         Ok(id)
     }
 
-    /// Adds the job that the coordinator is started with, which runs in the coordinator's folder and comes first. A
-    /// coordinator that starts again has it already.
+    /// Adds the job that the coordinator is started with, which runs in the coordinator's folder and comes first. Does
+    /// nothing if an earlier process has added it.
     pub(super) fn begin_with(&mut self, given: Submission, now: u64) {
         let in_the_folder = |entry: &Entry| entry.folder.is_empty();
         if !self.entries.values().any(in_the_folder) {
@@ -114,7 +114,8 @@ impl Jobs {
         }
     }
 
-    /// Gives the job in the coordinator's folder, whose run has not begun, other settings, and queues it anew.
+    /// Replaces the settings of the job in the coordinator's folder, and queues it anew. The job's run must not have
+    /// begun.
     pub(super) fn replace(&mut self, given: Submission, now: u64) {
         let known = self.entries.values().find(|e| e.folder.is_empty());
         if let Some((id, run)) = known.map(|entry| (entry.id, entry.run.clone())) {
@@ -185,7 +186,7 @@ impl Jobs {
         self.forget();
     }
 
-    /// Queues the job in the coordinator's folder again, if it has failed. Another one may be at work.
+    /// Queues the job in the coordinator's folder again, if it has failed. Another job may be at work.
     pub(super) fn resume(&mut self) {
         let given = self.entries.values_mut().find(|e| e.folder.is_empty());
         if let Some(entry) = given.filter(|e| e.state == JobState::Failed) {
@@ -195,7 +196,7 @@ impl Jobs {
         }
     }
 
-    /// Cancels a job. A repeated call changes nothing, unless only the second one is `at_once`.
+    /// Cancels a job. A repeated call changes nothing, unless it is the first one with `at_once`.
     ///
     /// # Errors
     /// [`Reason::UnknownJob`].

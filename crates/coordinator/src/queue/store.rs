@@ -8,16 +8,16 @@ use super::entry::Entry;
 use super::jobs::Jobs;
 use crate::keeping::log::{Log, RowChanges, RowStore, StateError};
 
-/// The room that each of the two files has from the beginning, in bytes.
+/// The disk space that is reserved for each of the two files of changes, in bytes.
 const ROOM: usize = 1 << 20;
 
-/// The row with the highest id that a job has had.
+/// The name of the row with the highest id that was given to a job.
 const NEWEST: &str = "newest";
 
-/// The name of a job's row begins with it.
+/// The prefix of the names of rows with jobs.
 const JOB: &str = "job/";
 
-/// The form of the entries that this release writes.
+/// The version of the format of entries that this release writes.
 const FORM: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -69,7 +69,8 @@ impl Store {
         Ok(jobs)
     }
 
-    /// Persists the difference between two states. Once this returns, it survives a crash of the process and the machine.
+    /// Persists the difference between two states. Once this returns, the difference survives a crash of the process
+    /// and the machine.
     ///
     /// # Errors
     /// If it cannot be written.

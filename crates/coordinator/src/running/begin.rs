@@ -16,7 +16,7 @@ use super::error::CoordinatorError;
 use crate::keeping::log::StateError;
 use crate::keeping::state::State;
 
-/// The time for which a coordinator that starts again waits for the store of its checkpoints.
+/// The longest time that a restarted coordinator waits for the store of its checkpoints.
 const STORE_ANSWERS: Duration = Duration::from_secs(5);
 
 /// The store of checkpoints, and the coordinator's part in it.
@@ -24,7 +24,7 @@ pub(crate) struct Keeping {
     pub(crate) store: Store,
     /// The number of checkpoints to keep.
     pub(crate) keep: usize,
-    /// The run's claim to the store. Its number is 0 until it is made.
+    /// The run's claim to the store. Its `term` is 0 until the claim is made.
     pub(crate) claim: Claim,
 }
 
@@ -32,18 +32,18 @@ pub(crate) struct Keeping {
 pub(crate) struct Begun {
     pub(crate) cluster: Cluster,
     pub(crate) keeping: Option<Keeping>,
-    /// True if an earlier process has worked on it.
+    /// True if an earlier process has worked on the job.
     pub(crate) again: bool,
 }
 
-/// The operator's options for the beginning.
+/// The options with which a job begins.
 #[derive(Debug)]
 pub(crate) struct Wish<'a> {
     /// The store of checkpoints; none if the job writes none.
     pub(crate) checkpoints: Option<Store>,
     /// The checkpoint to begin with, if the run directory has no run yet.
     pub(crate) restore: Option<Restore<'a>>,
-    /// The failed jobs that are resumed.
+    /// Which failed jobs are resumed.
     pub(crate) resume: Resume,
     /// The id of the run, if the run directory has none yet.
     pub(crate) run: String,
@@ -55,7 +55,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) here: String,
 }
 
-/// The failed jobs that are resumed.
+/// Which failed jobs are resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resume {
     /// None.
@@ -183,8 +183,9 @@ pub(crate) async fn begin(
     })
 }
 
-/// Checks that the state of a run knows all checkpoints of the run. The state has everything that the coordinator needs, so it begins all the
-/// same if the store does not answer.
+/// Checks that the state of a run is not older than the run's newest checkpoint. `next` is the number that the state
+/// would give to the next checkpoint. If the store does not answer, the check passes, because the state has everything
+/// that the coordinator needs.
 ///
 /// # Errors
 /// [`StateError::Older`].
@@ -221,7 +222,7 @@ impl Keeping {
     }
 }
 
-/// Returns a claim that has no number yet.
+/// Returns a claim that is not made yet: its `term` is 0.
 fn claim(job: &Job, run: &str, here: String) -> Claim {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Claim {
@@ -255,8 +256,8 @@ async fn start(
     Ok(cluster.with_checkpoints(keeping.place(), next))
 }
 
-/// Returns whether a persisted job is this one. A run directory may have been moved. Parsed jobs are compared, because another release
-/// may write other settings into the text.
+/// Returns whether a persisted job equals `job`, apart from the run directory, which may have been moved. Parsed jobs
+/// are compared, because another release may have written the same job as another text.
 pub(crate) fn is_same(job: &Job, persisted: &str) -> bool {
     Job::from_toml(persisted).is_ok_and(|persisted| {
         let run_dir = job.run_dir.clone();

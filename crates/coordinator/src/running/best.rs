@@ -1,4 +1,4 @@
-//! The best weights of a run, which a run that begins with its checkpoint takes along.
+//! Carries the best weights of a run over to a new run that begins with its checkpoint.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -8,9 +8,10 @@ use shared_proto::ids::RunNumber;
 use shared_proto::job::run_dir;
 use storage::Location;
 
-/// Copies the best weights beside the checkpoints at `location` to `dir`, and their record as one of this run. Weights that are better
-/// replace them, as if the run had gone on. Does nothing if there are none, if `dir` has some, or if they were evaluated after the checkpoint.
-/// `evaluated` is the last pass that the checkpoint has an evaluation of, from 1.
+/// Copies the best weights of the run with checkpoints at `location` to the run directory `dir`, with their record as
+/// one of the new run. Only better weights then replace them, as if the earlier run had gone on. Does nothing if there
+/// are no best weights, if `dir` has some, or if they were evaluated after the checkpoint. `evaluated` is the last
+/// pass, from 1, of which the checkpoint has an evaluation; 0 if it has none.
 pub(super) async fn carry(
     location: &str,
     dir: &Path,
@@ -39,7 +40,7 @@ pub(super) async fn carry(
     tokio::fs::rename(partial, place).await
 }
 
-/// Returns the run directory in which a folder of checkpoints is.
+/// Returns the run directory with the checkpoints at `location`. `None` if the checkpoints are not in a run directory.
 fn beside(location: &str) -> Option<PathBuf> {
     match Location::parse(location).ok()? {
         // Other places of checkpoints are no part of a run directory.

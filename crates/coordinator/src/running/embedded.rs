@@ -19,7 +19,7 @@ use super::wiring::Parts;
 pub use crate::keeping::log::{LogFile, Storage};
 use crate::keeping::state::State;
 
-/// Records that may wait to be taken.
+/// The maximum number of records that wait to be passed on.
 const RECORDS: usize = 1024;
 
 /// A job, and the storage that outlives its coordinators.
@@ -37,12 +37,12 @@ pub struct Embedded<B> {
 }
 
 impl<B: Storage> Embedded<B> {
-    /// Coordinates the job to its end, and passes each record to `tell` as in a line of `metrics.jsonl`. Only
-    /// these and the answers to calls are tasks of their own.
+    /// Coordinates the job to its end, and passes each record to `tell` as the JSON of its line in `metrics.jsonl`.
+    /// Spawns tasks only for records and for the answers to calls.
     ///
     /// # Errors
-    /// If the state cannot be read or written, another run owns the store of checkpoints, or there is
-    /// nothing in it to begin with.
+    /// If the state cannot be read or written, another run owns the store of checkpoints, or the store lacks a
+    /// checkpoint to begin with.
     pub async fn coordinate(
         self,
         incoming: AcceptedStream,

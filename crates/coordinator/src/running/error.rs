@@ -27,18 +27,18 @@ pub enum CoordinatorError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// A place of --allow-location makes no sense.
+    /// A location of --allow-location is not valid.
     #[error("--allow-location: {0}")]
     AllowLocation(storage::StorageError),
-    /// The job makes no sense.
+    /// The job is not valid.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The address cannot be listened on.
+    /// The coordinator cannot listen on the address.
     #[error("cannot listen on {address}: {error}; give another {setting}")]
     Listen {
         /// The address to listen on.
         address: SocketAddr,
-        /// The setting that has the address.
+        /// The setting that gives the address.
         setting: &'static str,
         /// The system's error.
         error: std::io::Error,
@@ -90,10 +90,10 @@ pub enum CoordinatorError {
     /// The checkpoints cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The checkpoint to begin with does not fit.
+    /// The checkpoint to begin with does not fit the job.
     #[error("cannot begin with {location}: {what}")]
     Restore {
-        /// The checkpoint.
+        /// The location of the checkpoint.
         location: String,
         /// The reason why it does not fit.
         what: String,
@@ -107,7 +107,7 @@ pub enum CoordinatorError {
 }
 
 impl CoordinatorError {
-    /// Returns whether the disk is full.
+    /// Returns whether the error is that of a full disk or an exceeded quota.
     pub(super) fn is_of_full_disk(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         let (Self::RunDir { error, .. }

@@ -40,14 +40,14 @@ pub(crate) struct Gauges {
     total_samples: Gauge,
     view: Gauge,
     min_clock: Gauge,
-    /// None for a job with servers.
+    /// The metrics of rings. `None` for a job without a ring.
     rings: Option<RingGauges>,
-    /// The lead of each worker.
+    /// The lead of each worker over the slowest one, in steps.
     leads: Mutex<BTreeMap<TaskId, Gauge>>,
 }
 
 impl Gauges {
-    /// The metrics of a job, which has rings or servers.
+    /// Creates the handles of a job's metrics. `has_rings` is true if the job's workers form rings.
     pub(crate) fn new(has_rings: bool) -> Self {
         let members = [Role::Ps, Role::Worker];
         let lost = |role: Role| {
@@ -146,7 +146,7 @@ impl Gauges {
     }
 }
 
-/// Counts what a job has counted under a label.
+/// Adds to the counter of a label what the present job has counted since the last call. `times` is the job's total.
 fn count(
     totals: &Mutex<BTreeMap<String, Total>>,
     label: String,

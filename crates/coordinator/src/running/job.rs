@@ -18,7 +18,7 @@ pub(super) struct QueuedJob {
 }
 
 impl QueuedJob {
-    /// Cancels the job if it is to be cancelled: the call that said so may have come before the job was at work.
+    /// Cancels the job if the queue has cancelled it: that call may have come before the job was at work.
     pub(super) async fn heed_cancelling(&self, queue: &JobQueue) {
         if let Ok(entry) = queue.entry(self.entry.id)
             && entry.cancelling
@@ -28,7 +28,7 @@ impl QueuedJob {
         }
     }
 
-    /// Waits for the end of the job, and writes its summary. While that fails, as on a full disk, it tries again.
+    /// Waits for the end of the job, and writes its summary. Retries while the write fails, for example on a full disk.
     ///
     /// # Errors
     /// [`CoordinatorError::StateLost`].
@@ -47,8 +47,9 @@ impl QueuedJob {
         self.work.running.shared.broken().await;
     }
 
-    /// Returns whether the next start of the coordinator is to resume the job: the one that it was started with, which has failed
-    /// because members were missing or could not work, while no other job waits.
+    /// Returns whether the next start of the coordinator is to resume the job. This holds if the coordinator was
+    /// started with the job, if the job failed because members were missing or could not work, and if no other job
+    /// waits.
     pub(super) fn is_to_be_resumed(&self, queue: &JobQueue) -> bool {
         let unable = |cluster: &Cluster, _| cluster.failed_without_members();
         self.entry.folder.is_empty()
@@ -72,7 +73,8 @@ impl QueuedJob {
     }
 }
 
-/// Persists the end of a job. The next one is not begun before that, or this one could be begun again.
+/// Persists the end of a job. Returns only once this has succeeded: if the next job began before, this one could be
+/// begun again.
 pub(super) async fn persist_end(queue: &std::sync::Arc<JobQueue>, entry: &Entry, end: End) {
     match (end.error.as_str(), end.stopped) {
         ("", false) => tracing::info!(id = entry.id, name = entry.name, "the job is done"),

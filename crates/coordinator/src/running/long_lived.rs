@@ -1,8 +1,9 @@
 //! The coordinator of a long-lived cluster: works on one job after the other, and waits for the next one.
 //!
-//! Each job has a `Cluster`, a run and a run directory of its own, as if a coordinator had been started for it alone. The queue
-//! alone outlives it. A job is persisted as begun before its run directory is touched, and as ended once its own state says
-//! so. So wherever this process dies, the next one finds at most one job that is begun and has not ended, and resumes it.
+//! Each job has a `Cluster`, a run and a run directory of its own, as if a coordinator had been started for it alone.
+//! Only the queue outlives a job. A job is persisted as begun before its run directory is touched, and as ended once
+//! its own state says so. So wherever this process dies, the next process finds at most one job that has begun and not
+//! ended, and resumes it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,7 +47,8 @@ struct LongLived<'a> {
 /// Works on jobs until the process is told to shut down.
 ///
 /// # Errors
-/// See the variants of [`CoordinatorError`]. A failed job is one only if the next start of the process is to resume it.
+/// See the variants of [`CoordinatorError`]. A failed job is an error only if the next start of the process is to
+/// resume it.
 pub(super) async fn run(
     settings: &Settings,
     process: &Process,
@@ -140,7 +142,8 @@ impl From<QueueError> for Unprepared {
 }
 
 impl LongLived<'_> {
-    /// Adds the job that the process was started with to the queue.
+    /// Adds the job that the process was started with to the queue, or updates it there. With `--resume-failed`, queues
+    /// it again if it has failed.
     async fn prepare(&self) -> Result<(), Unprepared> {
         let Some(job) = &self.given else {
             return Ok(());
@@ -174,7 +177,7 @@ impl LongLived<'_> {
         Ok(())
     }
 
-    /// Returns whether the run of a job has begun: its folder has the state of one.
+    /// Returns whether the run of a job has begun, that is, whether the job's folder has the state of a run.
     fn has_run(&self, entry: &Entry) -> Result<bool, CoordinatorError> {
         let path = self.queue.run_dir(entry).join(run_dir::STATE);
         let saved = State::saved(&path);
@@ -182,8 +185,8 @@ impl LongLived<'_> {
         Ok(saved.is_some())
     }
 
-    /// Works on one job after the other, until the shutdown. `first` is at work already, and `shown` is the job that has ended
-    /// last.
+    /// Works on one job after the other, until the shutdown. `first` is a job that is at work already. `shown` is the
+    /// ended job that is still shown.
     async fn work(
         &self,
         mut first: Option<QueuedJob>,
@@ -204,7 +207,7 @@ impl LongLived<'_> {
         }
     }
 
-    /// Waits for a job, and begins it. Returns none when the process is to shut down.
+    /// Waits for a job, and begins it. Returns `None` if the process is to shut down.
     async fn next_job(
         &self,
         shown: &mut Option<QueuedJob>,
@@ -240,8 +243,8 @@ impl LongLived<'_> {
         }
     }
 
-    /// Waits until the queue changes. Returns false if the state of the ended job that is still shown cannot be written: no call about it is
-    /// answered then.
+    /// Waits until the queue changes. Returns false if, before that, the state of the ended job that is still shown can
+    /// no longer be written, so that calls about this job get no answers.
     async fn changed_or_broken(&self, shown: Option<&QueuedJob>) -> bool {
         let broken = async {
             match shown {
@@ -256,7 +259,8 @@ impl LongLived<'_> {
         }
     }
 
-    /// Waits for the end of a job, and persists it. Returns none when the process is to shut down.
+    /// Waits for the end of a job, persists the end, and returns the job. Returns `None` if the process is to shut
+    /// down.
     async fn see_to_its_end(&self, job: QueuedJob) -> Result<Option<QueuedJob>, CoordinatorError> {
         let shutdown = &self.process.shutdown;
         let ended = shutdown.run_until_cancelled(job.ended()).await;
@@ -279,7 +283,7 @@ impl LongLived<'_> {
         error.map_or(Ok(None), Err)
     }
 
-    /// Begins a job, and makes it the one that calls are about. Returns none if it cannot be begun, or was cancelled
+    /// Begins a job, and makes it the current one. Returns `None` if the job cannot be begun, or was cancelled
     /// meanwhile.
     ///
     /// # Errors
@@ -334,8 +338,8 @@ impl LongLived<'_> {
         }
     }
 
-    /// Returns whether the process ends if a job cannot be begun: the one that it was started with, which the next start tries
-    /// again. It does not hold up others.
+    /// Returns whether the process ends if a job cannot be begun. This holds for the job that the process was started
+    /// with, which the next start tries again, unless other jobs wait.
     fn ends_with(&self, entry: &Entry) -> bool {
         let given = self.given.is_some() && entry.folder.is_empty();
         given && !self.queue.others_wait(entry.id)
@@ -371,7 +375,8 @@ impl LongLived<'_> {
         Ok(QueuedJob { entry, work })
     }
 
-    /// Shows the job that has ended last, if none is to be done, so that its members and people find it as it ended.
+    /// If the queue has no job to work on, shows the job that ended last, so that its members and users see how it
+    /// ended. Returns `None` if no job is shown.
     async fn last_job(&self) -> Option<QueuedJob> {
         let last = self.queue.last().filter(|_| self.queue.first().is_none());
         let entry = last?;
@@ -399,7 +404,7 @@ impl LongLived<'_> {
         }
     }
 
-    /// Makes a job the one that calls and the page are about.
+    /// Makes a job the current one, for calls and for the page.
     fn show(&self, job: &QueuedJob) {
         let QueuedJob { entry, work } = job;
         self.slot.set(Some(work.active(entry.id, &entry.folder)));

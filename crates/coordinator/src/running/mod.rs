@@ -1,11 +1,13 @@
 //! A coordinator from its beginning to its end.
 //!
 //! - `run`: the process; `settings`: its settings; `error`: the errors with which it ends
-//! - `work`: the work on a job; `one_job`: the coordinator of one; `long_lived`: that of one after the other, `job`: one of its queue
+//! - `work`: the work on a job; `one_job`: the coordinator of one job; `long_lived`: the coordinator of one job after
+//!   the other; `job`: a job of its queue
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process; `best`: takes the best weights along
-//! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics, `rings`: those of rings,
-//!   `total`: counters that go on from job to job
+//! - `place`: where the coordinator listens, and how `flambeau status` finds it
+//! - `wiring`: builds a running coordinator from its parts; `gauges`: metrics; `rings`: metrics of rings; `total`:
+//!   counters that continue from job to job
 
 mod begin;
 mod best;

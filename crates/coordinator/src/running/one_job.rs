@@ -1,4 +1,4 @@
-//! The coordinator of one job: it ends when the job does, or a signal tells it.
+//! The coordinator of one job. It ends when the job ends, or when a signal tells it to.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -95,7 +95,8 @@ pub(super) async fn run(
     }
 }
 
-/// Waits for the end of a job and for its members to leave. Returns the summary, or none if the process is told to shut down before.
+/// Waits for the end of a job and for its members to leave. Returns the summary, or `None` if the process is told to
+/// shut down before the job has ended.
 async fn see_to_its_end(
     work: &Work,
     page: &Page,

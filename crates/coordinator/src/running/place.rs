@@ -13,7 +13,7 @@ use super::error::CoordinatorError;
 pub(super) struct Place {
     pub(super) listener: TcpListener,
     pub(super) address: SocketAddr,
-    /// The listener of the page, if there is one, and its address.
+    /// The listener of the live page, if there is one. `page_address` is its address.
     pub(super) browsers: Option<TcpListener>,
     pub(super) page_address: Option<SocketAddr>,
 }
@@ -45,7 +45,8 @@ fn url(page: SocketAddr, security: &Security) -> String {
     format!("{scheme}://{}/", clusters::reachable(page))
 }
 
-/// Registers this coordinator for `flambeau status`. A container may have no place for that, and needs none.
+/// Registers this coordinator for `flambeau status`. Returns `None` if there is no place to register, as in some
+/// containers: then `flambeau status` needs the coordinator's address.
 pub(super) fn register(
     address: SocketAddr,
     page: Option<SocketAddr>,

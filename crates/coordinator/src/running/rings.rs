@@ -1,4 +1,4 @@
-//! The metrics of rings for Prometheus, of workers.
+//! The metrics of rings of workers, for Prometheus.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ pub(super) struct RingGauges {
     broken: [(Cause, Total); 6],
     evicted: Total,
     form_seconds: Histogram,
-    /// The number of rings of which the histogram has the time.
+    /// The number of rings whose times to form are in the histogram.
     recorded: AtomicU64,
 }
 

@@ -52,13 +52,15 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns whether the coordinator begins with an empty queue: it was told to, or it is to stay after its job and was given none.
+    /// Returns whether the coordinator begins without a job: because of `--no-job`, or because it was given no job and
+    /// is to wait for the next one after its job (`--after-job wait`).
     pub(crate) fn begins_without_job(&self, after_job: Option<AfterJob>) -> bool {
         let has_job = self.job_file.is_some() || self.job.name_a_job();
         self.no_job || (after_job == Some(AfterJob::Wait) && !has_job)
     }
 
-    /// Returns the places that submitted jobs may use: those of the settings, and where this coordinator writes itself.
+    /// Returns the locations that submitted jobs may use: those of the settings, the coordinator's own folder `dir`,
+    /// and the checkpoint location of `job`.
     pub(crate) fn allowed_locations(
         &self,
         dir: &Path,

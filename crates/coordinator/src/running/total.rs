@@ -1,13 +1,13 @@
-//! Counters for Prometheus of what each job counts from 0.
+//! Counters for Prometheus that continue from job to job, although each job counts from 0.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use metrics::Counter;
 
-/// A counter of the process, which one job after the other counts on.
+/// A counter of the process, to which one job after the other adds its count.
 pub(super) struct Total {
     counter: Counter,
-    /// The number of the present job that is counted.
+    /// How much of the present job's count the counter includes.
     counted: AtomicU64,
 }
 
@@ -21,7 +21,7 @@ impl Total {
         }
     }
 
-    /// Counts on to the present job's number.
+    /// Raises the counter by the growth of the present job's count, which is now `number`.
     pub(super) fn is(&self, number: u64) {
         let before = self.counted.fetch_max(number, Relaxed);
         self.counter.increment(number.saturating_sub(before));

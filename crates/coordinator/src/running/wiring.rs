@@ -39,7 +39,7 @@ use crate::keeping::state::State;
 /// The longest wait for the servers' last reports, and then for the members to leave.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The time in which connections must end, and in which the store must answer at the end.
+/// The longest wait at the end for connections to close, and for the store to answer.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
 /// The most concurrent calls of one connection. A member makes a few.
@@ -61,20 +61,21 @@ pub(crate) struct Parts {
     pub(crate) security: Security,
 }
 
-/// A coordinator that runs while its work is driven.
+/// A coordinator of one job. It runs while the future of its work is polled.
 pub(crate) struct Running {
     pub(crate) shared: Arc<Shared>,
-    /// True if the job had ended before.
+    /// True if the job had already ended when this process began or resumed it.
     pub(crate) had_ended: bool,
     /// Cancelled to end the work.
     stop: CancellationToken,
-    /// The store of checkpoints, and the run's claim to it.
+    /// The store of checkpoints, and the run's claim to it. `None` if the job writes no checkpoints, or had already
+    /// ended.
     owned: Option<(Store, Arc<Mutex<Claim>>)>,
 }
 
 impl Parts {
-    /// Builds a coordinator of one job. Returns it and its work, which serves calls, ends leases, persists changes and works in
-    /// the store, until the coordinator is told to stop.
+    /// Builds a coordinator of one job. Returns it, and the future of its work, which serves calls, ends leases,
+    /// persists changes and carries out tasks in the store, until the coordinator is stopped.
     pub(crate) fn build(
         self,
         incoming: AcceptedStream,
@@ -96,7 +97,8 @@ impl Parts {
         (running, work)
     }
 
-    /// Starts a job without serving calls. Returns it and its work: the leases, the state and the store.
+    /// Builds a coordinator of one job that serves no calls. Returns it, and the future of its work on the leases, the
+    /// state and the store.
     pub(crate) fn start(self) -> (Running, impl Future<Output = ()> + Send + 'static) {
         let had_ended = self.begun.cluster.ended();
         let shared = Shared::new(self.begun.cluster, self.records, self.state, self.offload);
@@ -264,7 +266,7 @@ async fn until(shared: &Shared, holds: impl Fn(&Cluster) -> bool) {
     }
 }
 
-/// Ends leases, persists changes and updates the gauges, again and again.
+/// Ends expired leases, persists changes and updates the gauges at each `TICK`.
 async fn tick(shared: Arc<Shared>) {
     let mut ticks = tokio::time::interval(TICK);
     let gauges = Gauges::new(shared.look(|cluster, _| cluster.has_ring()));

@@ -40,7 +40,7 @@ pub(super) struct Beginning<'a> {
     pub(super) job: Job,
     /// The checkpoint to begin with, if the run directory has no run yet.
     pub(super) restore: Option<&'a str>,
-    /// The failed jobs that are resumed.
+    /// Which failed jobs are resumed.
     pub(super) resume: Resume,
     /// The id of the run, if the run directory has none yet.
     pub(super) run: String,
@@ -140,7 +140,8 @@ impl Work {
         }
     }
 
-    /// Writes the summary. If the job had ended before this process started, the existing summary knows more and stays.
+    /// Writes the summary. If the job had ended before this process started, an existing summary stays, because it is
+    /// more complete.
     ///
     /// # Errors
     /// [`CoordinatorError::RunDir`].
@@ -152,7 +153,7 @@ impl Work {
         written.map_err(|error| unwritable(&self.dir, error))
     }
 
-    /// Ends the work on the job. No call and no page may hold the job any more.
+    /// Ends the work on the job. The slot and the page must have dropped the job before.
     pub(super) async fn close(self) {
         self.running.stop();
         // The store may not answer.

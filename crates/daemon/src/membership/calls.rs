@@ -78,7 +78,8 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Asks for work. `copied`: the newest checkpoint for which this worker has copied its values.
+    /// Asks for work. `copied` is the newest checkpoint for which this worker has copied its values; none if it has
+    /// copied none.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
@@ -109,7 +110,8 @@ impl Coordinator {
         self.send_report(origin, report).await.map(drop)
     }
 
-    /// Reports an evaluation. Returns false if it does not count, because the job has ended or the ring has changed since.
+    /// Reports an evaluation. Returns false if the evaluation does not count, because the job has ended or the ring has
+    /// changed since.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].

@@ -41,14 +41,15 @@ pub struct Coordinator {
     /// True if the coordinator has answered before. If it does not trust this process now, certificates are being
     /// replaced.
     has_answered: Arc<AtomicBool>,
-    /// The number by which the coordinator distinguishes this process from others of its identity.
+    /// The number by which the coordinator distinguishes this process from others with the same identity.
     pub(super) process: u64,
     attempts: Arc<AtomicU32>,
     /// Notified when a registration finds that the coordinator has no job.
     pub(super) idle: Arc<Notify>,
-    /// True if the coordinator has said that it takes one job after the other.
+    /// True if the coordinator has a queue of jobs, according to its last reply to a registration.
     has_queue: Arc<AtomicBool>,
-    /// What this process says of itself while it waits for a job; nothing before it registers.
+    /// The description of this process that the coordinator shows while the process waits for a job; unset before the
+    /// process registers.
     waiting: Arc<OnceLock<wire::WaitingMember>>,
     security: Security,
 }
@@ -57,7 +58,7 @@ pub struct Coordinator {
 pub type Calls = CoordinatorClient<InterceptedService<Channel, Credentials>>;
 
 impl Coordinator {
-    /// Returns the coordinator at `address`. Connects when first called.
+    /// Returns the coordinator at `address`. Connects at the first call.
     ///
     /// # Errors
     /// If the address is invalid.
@@ -100,13 +101,13 @@ impl Coordinator {
         })
     }
 
-    /// Returns the same coordinator, with another time for which it may not answer.
+    /// Returns the same coordinator, with another patience: the longest time for which the coordinator may not answer.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Returns whether the coordinator takes one job after the other, as it said in the last answer to a registration.
+    /// Returns whether the coordinator has a queue of jobs, according to its last reply to a registration.
     pub(crate) fn has_queue(&self) -> bool {
         self.has_queue.load(Relaxed)
     }
@@ -126,7 +127,8 @@ impl Coordinator {
         });
     }
 
-    /// Returns what the coordinator shows of this process while it waits for a job.
+    /// Returns the description of this process that the coordinator shows while the process waits for a job; none
+    /// before the process registers.
     pub(super) fn waiting(&self) -> Option<wire::WaitingMember> {
         self.waiting.get().cloned()
     }
@@ -136,11 +138,11 @@ impl Coordinator {
         self.attempts.fetch_add(1, Relaxed) + 1
     }
 
-    /// Returns the address at which other processes reach this one. If it listens on all interfaces, that is the
-    /// interface that leads to the coordinator; waits for one while patience lasts.
+    /// Returns the address at which other processes reach this one. For a process that listens on all interfaces, this
+    /// is the address of the interface that leads to the coordinator. Waits for such an interface while patience lasts.
     ///
     /// # Errors
-    /// If no interface leads there.
+    /// If no interface leads to the coordinator.
     #[boxed]
     pub async fn reachable(&self, address: String) -> Result<String, MembershipError> {
         let port = match address.parse::<SocketAddr>() {
@@ -284,7 +286,7 @@ pub(super) fn may_pass(status: &Status) -> bool {
     transient && Refusal::from_status(status).is_none()
 }
 
-/// Returns whether one of the two peers rejects the other's credentials, or shows none.
+/// Returns whether one of the two peers rejects the other's credentials, or presents none.
 pub(super) fn distrusts(status: &Status) -> bool {
     let told = matches!(
         status.code(),

@@ -31,7 +31,7 @@ pub enum MembershipError {
         /// The error in the certificates.
         reason: String,
     },
-    /// One of the two speaks TLS: give up.
+    /// Only one of the two speaks TLS: give up.
     #[error("the coordinator at {address}: {mismatch}")]
     Mismatched {
         /// The coordinator's address.
@@ -39,13 +39,13 @@ pub enum MembershipError {
         /// The side that speaks TLS.
         mismatch: Mismatch,
     },
-    /// The coordinator holds this process for dead, or another process has its identity: register again.
+    /// The coordinator considers this process dead, or another process has its identity: register again.
     #[error("no longer a member of the cluster: {0}")]
     Fenced(String),
     /// The shard map is newer than the caller's: move to the newer one, and call again.
     #[error("the shard map is newer: {0}")]
     Outdated(String),
-    /// The call is older than one that was accepted: number it anew.
+    /// The call is older than one that was accepted: give the call a new number.
     #[error("out of order: {0}")]
     OutOfOrder(String),
     /// Another process has taken this one's identity: give up.

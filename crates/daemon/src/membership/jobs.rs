@@ -13,12 +13,12 @@ use tonic::Status;
 use super::coordinator::{ASK_AGAIN, distrusts, may_pass};
 use super::{Calls, Coordinator, MembershipError};
 
-/// The shortest pause between two questions for the next job. A coordinator that has none answers late by itself.
+/// The shortest pause between two calls that ask for the next job. A coordinator without a job delays its reply.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Coordinator {
-    /// Waits until a coordinator has a job at work that is not of the run `except`. Coordinators that do not answer are
-    /// waited for without a limit.
+    /// Waits until the coordinator has a running job that is not of the run `except`, or refuses the call. Waits
+    /// without a limit for a coordinator that does not answer.
     pub(crate) async fn has_work(&self, except: Option<RunNumber>) {
         loop {
             let mut client = self.client.clone();
@@ -62,7 +62,7 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Returns the job with this id, or all jobs.
+    /// Returns the job with this id, or all jobs if `id` is none.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
@@ -89,7 +89,8 @@ impl Coordinator {
         }
     }
 
-    /// Returns the records of a job from a byte on, and its summary once it has ended and all records are read.
+    /// Returns records of a job from byte `from` on. Returns the job's summary too, once the job has ended and all
+    /// records are read.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
@@ -104,7 +105,7 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Cancels a job. A running one ends in good order, or with `at_once` without a last checkpoint.
+    /// Cancels a job. A running job ends in good order, or, if `at_once` is true, without a last checkpoint.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].

@@ -20,14 +20,15 @@ const HEARTBEATS_PER_LEASE: u32 = 3;
 /// disk.
 const SHORTEST_CALL: Duration = Duration::from_millis(500);
 
-/// The divisor of the usual pause, for the pause after a heartbeat without an answer.
+/// The pause after a heartbeat without an answer is the usual pause divided by this.
 const SOONER: u32 = 8;
 
-/// The divisor of the lease for its margin: a process treats the lease as over when less than this part is left.
+/// The margin of a lease is its length divided by this. A process treats the lease as over when less than the margin is
+/// left.
 const LEASE_MARGIN: u32 = 10;
 
-/// The time for which a process may count on being a member, by its own clock. It ends a little before the
-/// coordinator gives the process up: it runs from when a heartbeat was sent, not from when it arrived.
+/// The time for which a process may count on being a member, by its own clock. It ends a little before the coordinator
+/// gives the process up, because the lease counts from the time at which a heartbeat was sent, not from its arrival.
 #[derive(Clone, Debug)]
 pub struct Lease(Option<Arc<Term>>);
 

@@ -41,7 +41,8 @@ impl Sender {
         });
     }
 
-    /// Notes that the coordinator has a newer shard map than that of `epoch`. Returns the epoch to be reached.
+    /// Notes that the coordinator has a newer shard map than that of `epoch`. Returns the least epoch that the newer
+    /// map can have.
     pub fn must_move_beyond(&self, epoch: Epoch) -> Epoch {
         let newer = epoch.next();
         self.heard(newer);

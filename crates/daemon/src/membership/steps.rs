@@ -17,13 +17,13 @@ use super::lease::Lease;
 /// The most reports in a row without a reply.
 const MOST_UNCONFIRMED: usize = 64;
 
-/// The number of replies in one lease. They renew it, so there are more than heartbeats would be.
+/// The least number of replies in one lease. Replies renew the lease, and are more frequent than heartbeats would be.
 const REPLIES_PER_LEASE: u32 = 4;
 
 /// The stream by which a worker reports finished steps. It opens again after it has broken.
 pub struct StepReports {
     coordinator: Coordinator,
-    /// Renewed by each reply.
+    /// Renewed by the replies.
     lease: Lease,
     /// The stream; none if it is not open, or while a report is under way.
     open: Mutex<Option<Open>>,
@@ -52,8 +52,9 @@ impl StepReports {
         }
     }
 
-    /// Reports finished steps. Reports again while the coordinator does not answer, as calls do. Without `wants_reply` it returns `None`
-    /// if the report was only sent; the next reply confirms it, and reports are repeated until they are confirmed.
+    /// Reports finished steps, with retries while the coordinator does not answer. If `wants_reply` is false, the
+    /// result may be none: then the report was only sent. The next reply confirms it, and unconfirmed reports are
+    /// repeated.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`]. The error may be that of an earlier report without a reply.
@@ -84,8 +85,8 @@ impl StepReports {
         self.unconfirmed.lock().last().cloned()
     }
 
-    /// Waits until the stream has ended, because a report without a reply was refused, or because the connection broke. The next report
-    /// then repeats what is unconfirmed. Waits for ever if no stream is open.
+    /// Waits until the stream has ended, because a report without a reply was refused, or because the connection broke.
+    /// The next report then repeats the unconfirmed reports. Waits for ever if no stream is open.
     #[boxed]
     pub async fn ended(&mut self) {
         let Some(open) = self.open.get_mut() else {
@@ -102,8 +103,8 @@ impl StepReports {
         *self.open.get_mut() = None;
     }
 
-    /// Reports once. A stream on which this was given up, or has failed, is not used again: an answer that comes late would be taken for
-    /// that of the next report.
+    /// Reports once. A stream on which an attempt has failed or was abandoned is not used again: a late reply to it
+    /// would be taken for the reply to the next report.
     async fn attempt(
         &self,
         client: Calls,
@@ -141,7 +142,7 @@ impl StepReports {
             && self.unconfirmed.lock().len() < MOST_UNCONFIRMED
     }
 
-    /// Opens a stream for reports of an epoch, and repeats on it those that no reply has confirmed.
+    /// Opens a stream for reports of an epoch, and repeats on it the reports that no reply has confirmed.
     async fn open(&self, client: Calls, epoch: Epoch) -> Result<Open, Status> {
         let open = Open::on(client, epoch).await?;
         if planted!(ForgottenReports) {

@@ -19,10 +19,10 @@ use crate::error::CommandError;
 
 pub(crate) use self::rank::{RankArguments, follow};
 
-/// The number of turns of each size; the median counts.
+/// The number of turns for each row of the table; the row has their median.
 const TURNS: usize = 5;
 
-/// The bytes that are copied to measure the memory's bandwidth.
+/// The number of bytes that are copied to measure the memory bandwidth.
 const COPIED: usize = 256 << 20;
 
 #[derive(Clone, Debug, Args)]
@@ -42,9 +42,6 @@ pub(crate) struct Arguments {
     /// Transport between the processes.
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Transport,
-    /// Send all vectors by the transport, as between hosts, instead of by shared memory.
-    #[arg(long)]
-    no_shared_memory: bool,
     /// Seconds of measurement for each row.
     #[arg(long, default_value_t = 3.0, value_parser = super::seconds)]
     seconds: f64,
@@ -53,18 +50,19 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The figures of one size.
+/// The figures of one vector size, number of ranks and algorithm.
 #[derive(Debug, Serialize)]
 struct Row {
     bytes: usize,
     ranks: u32,
     algorithm: String,
     milliseconds: f64,
-    /// The bytes that each rank must send, `2 (n - 1) / n` of the vector in `f32`, by the time.
+    /// The bus bandwidth: the bytes that each rank must send, divided by the time. They are `2 (n - 1) / n` of the
+    /// `f32` vector's bytes.
     bus_gigabytes_per_second: f64,
-    /// The same as a share of what one thread copies in memory.
+    /// The bus bandwidth as a share of the bandwidth with which one thread copies memory.
     share_of_memory_bandwidth: f64,
-    /// The bytes that all ranks send, by the time, as a share of what all cores copy in memory together.
+    /// The bus bandwidth of all ranks together, as a share of the bandwidth with which all cores together copy memory.
     share_of_machine_bandwidth: f64,
 }
 
@@ -108,7 +106,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Returns the seconds of an all-reduce.
+/// Returns the median time of an all-reduce, in seconds.
 fn measure(
     arguments: &Arguments,
     ranks: u32,
@@ -123,7 +121,6 @@ fn measure(
             wire: &arguments.wire,
             algorithm,
             transport: arguments.transport,
-            shared_memory: !arguments.no_shared_memory,
         };
         let mut first = Rank::lead(plan).await?;
         // The first calls open links and touch memory.
@@ -145,7 +142,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the bytes that so many threads copy in a second, all together.
+/// Returns the number of bytes that `threads` threads together copy in a second.
 fn memory_bandwidth(threads: usize) -> f64 {
     let part = COPIED / threads;
     let mut parts: Vec<_> = (0..threads)

@@ -1,4 +1,4 @@
-//! `flambeau bench apply`: each optimizer's update alone, beside a copy of the same bytes.
+//! `flambeau bench apply`: measures each optimizer's update alone, and compares it with a copy of memory.
 
 use daemon::outln;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use shared_proto::payload::LeF32;
 use super::median;
 use crate::error::CommandError;
 
-/// The number of measurements of each; the median counts.
+/// The number of measurements of each update and each copy; the medians are reported.
 const REPETITIONS: usize = 7;
 
 #[derive(Clone, Debug, Args)]
@@ -33,13 +33,13 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Row {
     optimizer: &'static str,
-    /// The bytes of weights and slots, read and written, and of gradients, read.
+    /// The bytes for each element: its weight and slots are read and written, its gradient is read.
     bytes_touched_per_element: usize,
-    /// The instructions of the update.
+    /// The name of the kernel, which is the instruction set of the update.
     kernel: &'static str,
     gigabytes_touched_per_second: f64,
     ratio_memcpy: f64,
-    /// The speed as a multiple of that with the instructions that every CPU has.
+    /// The speed as a multiple of the speed with the baseline kernel, whose instructions every CPU has.
     ratio_baseline_kernel: f64,
 }
 
@@ -133,7 +133,7 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
     })
 }
 
-/// Returns the bytes per second, after one run to warm up.
+/// Repeats `once`, which touches `bytes` bytes, for `time`. Returns the bytes per second. One run before warms up.
 fn rate(time: Duration, bytes: usize, mut once: impl FnMut()) -> f64 {
     once();
     let begin = Instant::now();

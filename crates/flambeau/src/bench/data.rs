@@ -1,4 +1,5 @@
-//! `flambeau bench data`: the time in which files become batches, on one thread. `scripts/measure-data.sh` compares it with pyarrow.
+//! `flambeau bench data`: measures how long one thread takes to turn files into batches. `scripts/measure-data.sh`
+//! compares the times with those of pyarrow.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -44,9 +45,9 @@ struct Row {
     open_seconds: f64,
     /// Seconds of one pass over all samples, in the order of training.
     pass_seconds: f64,
-    /// Samples divided by the seconds of both.
+    /// Samples divided by the sum of both times.
     samples_per_second: f64,
-    /// Bytes of the files divided by the seconds of both; none if they are not on this machine.
+    /// Megabytes of the files divided by the sum of both times; none if the data is not in files of this machine.
     megabytes_per_second: Option<f64>,
 }
 
@@ -120,7 +121,7 @@ fn measure(path: &Path, arguments: &Arguments) -> Result<Row, CommandError> {
     })
 }
 
-/// Reads all samples as batches. Returns their number.
+/// Reads all samples in batches. Returns the number of samples.
 fn read(samples: &mut dyn Samples, seed: u64, batch: u64) -> Result<u64, CommandError> {
     let (order, count) = (Order::Shuffled { seed, epoch: 0 }, samples.count());
     let mut read = 0;
@@ -132,7 +133,7 @@ fn read(samples: &mut dyn Samples, seed: u64, batch: u64) -> Result<u64, Command
     Ok(read)
 }
 
-/// Returns the bytes of a file, or of all files in a folder; none for another kind of place.
+/// Returns the size in bytes of a file, or of all files in a folder and its subfolders; none if one cannot be read.
 fn size(path: &Path) -> Option<u64> {
     let found = path.metadata().ok()?;
     if !found.is_dir() {

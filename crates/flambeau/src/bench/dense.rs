@@ -1,5 +1,6 @@
 //! `flambeau bench dense`: pushes a gradient, which the servers apply, and pulls the new weights, with real servers,
-//! the real client and the real wire. Each size is measured in turns with plain TCP that does the same.
+//! the real client and the real wire. In each size, turns alternate with those of references, which do the same over
+//! plain TCP.
 
 mod worker;
 
@@ -21,7 +22,7 @@ use super::{failed, median, processes, quantile};
 use crate::cluster::{LocalCluster, Plan, Roles, Transport};
 use crate::error::CommandError;
 
-/// The number of turns that Flambeau and the references take; the median counts.
+/// The number of turns that Flambeau and the references take; the figures are medians over the turns.
 const TURNS: usize = 5;
 
 #[derive(Clone, Debug, Args)]
@@ -58,25 +59,25 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// One size's figures.
+/// The figures of one size and one number of round trips in flight.
 #[derive(Debug, Serialize)]
 struct Row {
     size_bytes: usize,
     in_flight: usize,
     round_trips_per_second: f64,
-    /// The bytes pushed and pulled, in the form of the wire.
+    /// The gigabytes that are pushed and pulled in a second, in the wire's type.
     gigabytes_per_second: f64,
     p50_microseconds: f64,
     p99_microseconds: f64,
     sequential_tcp_microseconds: f64,
     overlapped_tcp_microseconds: f64,
-    /// The speed as a multiple of the reference's, which has one worker and one round trip under way;
-    /// absent for other settings.
+    /// Flambeau's speed divided by the sequential reference's, from the median times of round trips. None unless one
+    /// worker has one round trip in flight, as the references do.
     ratio_sequential_tcp: Option<f64>,
     ratio_overlapped_tcp: Option<f64>,
     client_cpu_seconds_per_gigabyte: f64,
     server_cpu_seconds_per_gigabyte: f64,
-    /// The server's peak memory, divided by the bytes of the weights and slots that it holds.
+    /// The peak memory of all servers, divided by the bytes of the weights and slots that they hold.
     server_peak_over_held: f64,
 }
 

@@ -56,8 +56,8 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     }
 }
 
-/// Runs this program with these arguments in a process of its own that computes with this number of threads. Returns what
-/// it prints.
+/// Runs this program with `arguments` in a new process that computes with `threads` threads. Returns its standard
+/// output.
 fn with_threads(
     threads: u32,
     arguments: impl IntoIterator<Item = OsString>,
@@ -112,7 +112,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Returns the value below which this share of the values lie.
+/// Returns the value below which the given share of the sorted values lies.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let index = (sorted.len() as f64 * share) as usize;
     sorted

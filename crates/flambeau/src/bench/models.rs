@@ -1,5 +1,5 @@
-//! `flambeau bench models`: training steps of models of vectors, pictures and sequences, in one process: forward and backward
-//! passes, and an update by SGD. `scripts/bench-torch.py` measures the same with PyTorch.
+//! `flambeau bench models`: measures training steps in one process: forward pass, backward pass and update by SGD. The
+//! models take vectors, pictures or sequences. `scripts/bench-torch.py` measures the same steps with PyTorch.
 
 use daemon::{out, outln};
 use std::time::{Duration, Instant};
@@ -23,10 +23,10 @@ use variables::Variables;
 use super::{median, with_threads};
 use crate::error::CommandError;
 
-/// The classes of the random samples.
+/// The number of classes of the random samples.
 const CLASSES: usize = 10;
 
-/// The steps before those that are measured.
+/// The number of steps before the measured steps.
 const WARM_UP: usize = 3;
 
 #[derive(Clone, Debug, Args)]
@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// A model, and the samples that it is measured with.
+/// A model, and the shape and number of the samples with which it is measured.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     name: &'static str,
@@ -94,7 +94,7 @@ fn named(name: &str) -> Result<Measured, String> {
 struct Row {
     model: &'static str,
     threads: u32,
-    /// Samples of a step, divided by the median of the steps' times.
+    /// The number of samples in a step, divided by the median time of a step.
     samples_per_second: f64,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Returns the samples that a model trains on in a second.
+/// Returns the number of samples that a model trains on in a second.
 fn measure(model: &Measured, time: Duration) -> Result<f64, ReplicaError> {
     let settings = job::Model {
         hidden: model.hidden.to_vec(),

@@ -1,6 +1,6 @@
 //! The system's figures of a process.
 
-/// Returns the seconds of processor time, in user and kernel mode; 0 if it cannot be read.
+/// Returns the processor time of a process in user and kernel mode, in seconds; 0 if it cannot be read.
 pub(crate) fn cpu_seconds(process: u32) -> f64 {
     // Fields 14 and 15, counted from the name's end: the name may hold spaces.
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();

@@ -28,13 +28,13 @@ use super::{failed, quantile};
 use crate::command::block_on;
 use crate::error::CommandError;
 
-/// The share of the workers that are lost at once: one of so many.
+/// The measurement loses one in this many workers at once.
 const LOST: u32 = 10;
 
 /// The time in which a cluster must be ready, and in which it must recover.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The seconds of a lease. They are part of the time after a loss.
+/// The length of a lease in seconds. The coordinator notices lost workers when their leases end.
 const LEASE_SECONDS: f64 = 3.0;
 
 #[derive(Clone, Debug, Args)]
@@ -65,13 +65,13 @@ struct Row {
     workers: u32,
     servers: u32,
     mode: &'static str,
-    /// Steps of all workers. In sync mode a step of the job is one of each worker.
+    /// The steps of all workers together. In sync mode, a step of the job counts once for each worker.
     steps_per_second: f64,
-    /// The coordinator's processor time for each of them.
+    /// The coordinator's processor time for each step of a worker, in microseconds.
     coordinator_us_per_step: f64,
     /// The coordinator's processor time as a share of one core.
     coordinator_core_share: f64,
-    /// The time from the call that raises the min clock to the view of it on the last server.
+    /// The time from the report that raises the min clock until the last server has a view with that clock.
     view_p50_ms: f64,
     view_p99_ms: f64,
     kilobytes_per_member: f64,
@@ -79,7 +79,7 @@ struct Row {
     start_ms: f64,
     /// From the restart of a killed coordinator until each worker has finished a step.
     restart_ms: f64,
-    /// From the end of a tenth of the workers until each server knows, less the lease.
+    /// From the loss of a tenth of the workers until each server has a view without them, less the length of the lease.
     loss_ms: f64,
 }
 

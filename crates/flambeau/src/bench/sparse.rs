@@ -1,6 +1,6 @@
-//! `flambeau bench sparse`: embedding tables with real servers, the real client and the real wire. Rows are pulled and
-//! pushed alone (`communication`), with the merging of ids, lookups and gradients of a model that has nothing else (`step`),
-//! or in DeepFM (`deepfm`).
+//! `flambeau bench sparse`: measures embedding tables with real servers, the real client and the real wire. Rows are
+//! pulled and pushed without a model (`communication`), by a model that has only lookups in a table (`step`), or by
+//! DeepFM (`deepfm`).
 
 mod replicas;
 mod worker;
@@ -92,21 +92,25 @@ struct Row {
     optimizer: String,
     storage: String,
     wire: String,
-    /// 0: one process of one thread, without servers.
+    /// The number of workers; 0 for training in one process with one thread, without servers.
     workers: u32,
     ps: u32,
     /// The limit on each server's memory for rows; none if there is no limit.
     table_mebibytes: Option<u64>,
-    /// Each distinct row counts twice: it is pulled and pushed.
+    /// The rows that are pulled or pushed in a second: each distinct row of a worker's step counts twice. None without
+    /// servers.
     distinct_rows_per_second: Option<f64>,
     steps_per_second: f64,
     samples_per_second: f64,
-    /// Nanoseconds of processor time for each distinct row, of the servers and of the workers, with the client.
+    /// The servers' processor time in nanoseconds for each row that is pulled or pushed. The next field has the
+    /// processor time of the workers, which includes the client. Both are none without servers.
     server_ns_per_row: Option<f64>,
     worker_ns_per_row: Option<f64>,
-    /// What the servers' memory has grown by for each row, with index and optimizer state.
+    /// The growth of the servers' peak memory while the rows are created, divided by the number of rows. It includes
+    /// the index and the optimizer's state.
     bytes_per_row: Option<f64>,
-    /// The milliseconds below which 99.9 % of a second worker's pulls stay while the rows are created.
+    /// The 99.9th percentile of a second worker's pull times while the rows are created, in milliseconds. None without
+    /// a second worker.
     growing_pull_p999_ms: Option<f64>,
 }
 
@@ -212,7 +216,7 @@ fn job(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Job {
     job
 }
 
-/// The output of the command that trains in one process.
+/// The output of `flambeau local`, which trains in one process.
 #[derive(Deserialize)]
 struct Alone {
     samples_per_second: f64,
@@ -336,8 +340,8 @@ fn measure(
     })
 }
 
-/// Creates the rows of a table by the first worker's gradients. If there is a second worker, it pulls batches meanwhile: returns
-/// the time below which 99.9 % of its pulls stay.
+/// Creates the rows of a table with the first worker's gradients. If there is a second worker, it pulls batches
+/// meanwhile, and this returns the 99.9th percentile of the times of its pulls, in seconds.
 fn fill(workers: &[Worker], rows: u64) -> Result<Option<f64>, CommandError> {
     let Some(first) = workers.first() else {
         return Ok(None);
@@ -358,11 +362,11 @@ struct Turn {
     steps_per_second: f64,
     /// Rows pulled and rows pushed.
     rows_per_second: f64,
-    /// The time below which 99.9 % of pulls stay, if only pulls were made.
+    /// The 99.9th percentile of the times of pulls; none unless the turn makes pulls only.
     slow_pull_seconds: Option<f64>,
 }
 
-/// Lets all workers make steps at once.
+/// Lets all workers make steps at the same time. Returns the sums of their rates.
 fn turn(workers: &[Worker], time: Duration) -> Result<Turn, CommandError> {
     for worker in workers {
         worker.begin(time);

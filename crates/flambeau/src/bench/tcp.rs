@@ -13,8 +13,8 @@ use shared_proto::kernel::Kernel;
 
 use crate::error::CommandError;
 
-/// The bytes that are read or written at a time: all of 1 MiB, or, to overlap, parts that travel in both directions
-/// at once.
+/// The most bytes in one read or write. The overlapped reference has smaller chunks, which travel in both directions at
+/// the same time.
 const CHUNK: usize = 1 << 20;
 const OVERLAPPED_CHUNK: usize = 256 << 10;
 
@@ -27,7 +27,7 @@ pub(crate) struct ServerArguments {
     overlapped: bool,
 }
 
-/// Runs the server of a reference: prints its address, serves one client, and ends with it.
+/// Runs the server of a reference: prints its address, serves one client, and ends when the client closes the stream.
 pub(crate) fn serve(arguments: &ServerArguments) -> Result<(), CommandError> {
     let failed = || CommandError::file("the reference server");
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed())?;

@@ -61,7 +61,7 @@ struct Row {
     share_wait: Option<f64>,
 }
 
-/// Returns the job that is trained without a job file.
+/// Returns the job that is trained if no job file is given.
 fn usual_job() -> Job {
     let mut job = Job {
         batch_size: 64,
@@ -133,7 +133,7 @@ fn medians(turns: &[Vec<Row>]) -> Vec<Row> {
     (0..first.len()).map(of).collect()
 }
 
-/// The name of the model `mlp` made of candle's layers alone.
+/// The name of [`CandleMlp`], which is the model `mlp` with layers of candle only.
 const CANDLE_MLP: &str = "mlp of candle's own layers";
 
 struct CandleMlp(Vec<Linear>);

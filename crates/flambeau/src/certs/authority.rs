@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 
-/// The days for which the authority is valid; its certificates are renewed more often.
+/// The number of days for which the authority is valid. The certificates that it signs are renewed more often.
 const AUTHORITY_DAYS: u16 = 3650;
 
 /// An authority that can sign.

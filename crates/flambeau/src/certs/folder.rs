@@ -1,5 +1,5 @@
-//! The folder that certificates, keys and tokens are written to: each file whole, durable, and readable for those who
-//! may read it.
+//! The folder of certificates, keys and tokens. Each file is written atomically and durably, with the permissions of a
+//! secret or of a public file.
 
 use std::fs;
 use std::io::{self, Write};
@@ -20,7 +20,8 @@ pub(super) struct Folder<'a> {
 }
 
 impl Folder<'_> {
-    /// Writes a file whole, with its permissions from the start. It gets the owner of the file that it replaces.
+    /// Writes a file atomically and durably. It has its permissions from the start, and the owner of the file that it
+    /// replaces.
     pub(super) fn write(
         &mut self,
         name: String,
@@ -49,8 +50,8 @@ impl Folder<'_> {
     }
 }
 
-/// Gives a file the owner of the one that it replaces, so that the process that reads it still can. Only root may, and
-/// not every file system has other owners.
+/// Gives a file the owner of the file at `path`, which it is about to replace, so that the process that reads the file
+/// still can. Does nothing where the user may not change owners or the file system has none.
 fn keep_owner(file: &fs::File, path: &Path) -> io::Result<()> {
     let Ok(before) = fs::metadata(path) else {
         return Ok(());
@@ -62,7 +63,7 @@ fn keep_owner(file: &fs::File, path: &Path) -> io::Result<()> {
     where_supported(fchown(file, Some(before.uid()), Some(before.gid())))
 }
 
-/// Takes what a user may not do, or a file system cannot, as done.
+/// Ignores the error of an operation that the user may not do, or that the file system does not support.
 fn where_supported(done: io::Result<()>) -> io::Result<()> {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     match done {

@@ -1,6 +1,6 @@
-//! Replaces the authority, the certificates and the token of a running cluster in three steps. After the first, every
-//! process accepts the new ones beside the old; after the second, every process shows the new ones; after the third, no
-//! process accepts the old. After each step all processes must have read their files.
+//! Replaces the authority, the certificates and the token of a running cluster in three steps. After the first step,
+//! every process accepts the new ones beside the old; after the second, every process presents the new ones; after the
+//! third, no process accepts the old. A step is complete when all processes have read their files.
 
 use std::fs;
 use std::path::Path;
@@ -65,7 +65,7 @@ pub(super) fn rotate(
     Ok(Some(to.made))
 }
 
-/// Returns the roles that have a file, and its content.
+/// Returns the name and the content of `file` in the folder of each role that has it. Fails if no role has it.
 fn with_file(dir: &Path, file: &str) -> Result<Vec<(String, String)>, CommandError> {
     let names = ALL
         .iter()

@@ -107,19 +107,20 @@ impl Export {
     }
 }
 
-/// The values of each variable that are exported.
+/// The values that are exported for each variable.
 pub(crate) enum Values {
     /// The weights.
     Weights,
-    /// The moving averages of the variables that have them, and the values of the others; each variable's rule.
+    /// The moving averages of the variables that have them, and the weights of the others. The rules, one for each
+    /// variable, say where the averages of a block are.
     Averages(Vec<VariableRule>),
 }
 
 impl Values {
-    /// Chooses the averages of a checkpoint.
+    /// Returns the averages of a checkpoint as the values to export.
     ///
     /// # Errors
-    /// If its job keeps none, or cannot be read.
+    /// If the checkpoint's job keeps no averages, or cannot be read.
     pub(crate) fn averages(store: &Store, manifest: &Manifest) -> Result<Self, CommandError> {
         let checkpoint = store.checkpoint_location(manifest.number);
         let job = Job::parse(&manifest.job_toml).map_err(|error| CommandError::Content {
@@ -134,7 +135,7 @@ impl Values {
         }
     }
 
-    /// Returns the name by which the command reports them.
+    /// Returns the name of these values in the command's output.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -142,7 +143,7 @@ impl Values {
         }
     }
 
-    /// Returns these values of a block of a variable; none if it lacks the slot of its averages.
+    /// Returns these values of a variable's block; none if the block lacks the averages that it must have.
     fn of<'a>(&self, block: &'a SavedBlock) -> Option<&'a [u8]> {
         let size = size_of::<f32>();
         let [weights, slots] = block.values.numbers();

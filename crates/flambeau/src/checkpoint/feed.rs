@@ -1,5 +1,5 @@
-//! A feed of a table's rows for other programs: a folder for each export, of all rows or of those that have changed
-//! since the export before.
+//! A feed of a table's rows for other programs. Each export is a folder. It has all rows, or those that have changed
+//! since the previous export.
 //!
 //! - `entry`: the manifest of an export, and the search for the newest export
 //! - `parts`: writes the files of an export
@@ -35,7 +35,7 @@ pub(super) struct Feed<'a> {
     /// The folder or the URL of the exports.
     pub(super) output: &'a Path,
     pub(super) settings: &'a Follow,
-    /// Reports are JSON.
+    /// True if reports are JSON.
     pub(super) json: bool,
 }
 
@@ -63,12 +63,12 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Feed<'_> {
-    /// Exports the newest checkpoint, and each newer one that it finds, until it is told to stop. If a store fails in a way that
-    /// may pass, it tries again.
+    /// Exports the newest checkpoint, and then each newer checkpoint that it finds, until SIGINT or SIGTERM. After a
+    /// temporary failure of a store, tries again. With `once`, exports the newest checkpoint only.
     ///
     /// # Errors
-    /// If there is no such table, or a checkpoint cannot be read or an export not be written, unless the store's fault may pass.
-    /// Committed exports remain.
+    /// If there is no such table, a checkpoint cannot be read or an export cannot be written. A temporary failure of a
+    /// store is an error with `once` only; a full store is always an error. Committed exports remain.
     pub(super) async fn follow(&self) -> Result<(), CommandError> {
         let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
         let mut interrupt = signals(SignalKind::interrupt())?;
@@ -113,7 +113,7 @@ impl Feed<'_> {
         }
     }
 
-    /// Returns the newest export of the feed.
+    /// Returns the newest export of the feed; none before the first. Fails if it is of another table.
     async fn newest(&self, files: &Files) -> Result<Option<Entry>, CommandError> {
         let newest = Entry::newest(files).await?;
         if let Some(last) = &newest
@@ -127,8 +127,9 @@ impl Feed<'_> {
         Ok(newest)
     }
 
-    /// Exports the newest checkpoint, and reports it. Returns false if there is none that is newer than `last`, the newest
-    /// export. `again` is true if the attempt before has failed: it may have committed its export all the same.
+    /// Exports the newest checkpoint, reports the export, and stores it in `last`, the newest export. Returns false if
+    /// no checkpoint is newer than `last`. `again` is true if the previous attempt has failed: it may nevertheless have
+    /// committed its export.
     async fn export_next(
         &self,
         files: &Files,
@@ -150,7 +151,7 @@ impl Feed<'_> {
         Ok(true)
     }
 
-    /// Exports the newest checkpoint. Returns none if there is none that is newer than the last export.
+    /// Exports the newest checkpoint. Returns none if no checkpoint is newer than that of the last export.
     async fn export(
         &self,
         files: &Files,

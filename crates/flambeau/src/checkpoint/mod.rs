@@ -94,7 +94,8 @@ fn print(named: &Named, value: Value, text: impl FnOnce() -> String) {
     }
 }
 
-/// Returns the checkpoint at a location, or the newest whole one. Warns of newer ones that are damaged.
+/// Returns the checkpoint at a location; the newest whole one if the location has several. Warns of newer checkpoints
+/// that are damaged.
 async fn pick(location: &str) -> Result<(Store, Manifest), CommandError> {
     let (_, number) = resolve(location).await?;
     let (store, manifest) = load(location).await?;
@@ -111,7 +112,7 @@ async fn pick(location: &str) -> Result<(Store, Manifest), CommandError> {
     Ok((store, manifest))
 }
 
-/// Returns a checkpoint's manifest if its files exist, or its damage.
+/// Returns a checkpoint's manifest if all of its files exist, otherwise the damage.
 ///
 /// # Errors
 /// If the store cannot be read.
@@ -228,14 +229,14 @@ fn list_table(found: &[Found]) -> String {
     table.trim_fmt()
 }
 
-/// Returns the time since it was begun; zero if this machine's clock is behind.
+/// Returns the time since the checkpoint was begun; zero if this machine's clock is behind.
 fn age(manifest: &Manifest) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default()
         .saturating_sub(Duration::from_secs(manifest.began))
 }
 
-/// Describes a manifest, without the job's text and the progress, which are for programs.
+/// Returns a manifest as JSON, with the checkpoint's location and the numbers of the checkpoints on which it builds.
 fn manifest_json(store: &Store, manifest: &Manifest) -> Value {
     let mut value = json!(manifest);
     value["location"] = store.checkpoint_location(manifest.number).into();
@@ -296,7 +297,7 @@ fn count(range: &BlockRange) -> u64 {
     u64::from(range.last - range.first) + 1
 }
 
-/// Returns a progress bar of bytes on stderr, which is hidden if that is no terminal.
+/// Returns a progress bar of bytes on stderr. It is hidden if `quiet` is true or stderr is no terminal.
 fn bar(bytes: u64, quiet: bool) -> ProgressBar {
     let target = if quiet {
         ProgressDrawTarget::hidden()

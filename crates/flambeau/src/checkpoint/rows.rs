@@ -1,4 +1,4 @@
-//! Rows of a table: their number in a checkpoint's block ids, and their Parquet format.
+//! The tables of a checkpoint: their indices in block ids, and the Parquet format of their rows.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use shared_proto::table::{SavedRows, TableSpec, ids_of_bytes};
 
 use crate::error::CommandError;
 
-/// The rows in a row group, but for those of a bucket that exceed it.
+/// A row group is written when it has this number of rows; its last bucket may exceed it.
 const GROUP_ROWS: usize = 1 << 17;
 
 const ROWS: &str = "message rows {
@@ -24,7 +24,7 @@ const ROWS: &str = "message rows {
 
 const IDS: &str = "message ids { required int64 id (INTEGER(64, false)); }";
 
-/// A Parquet file with the columns `id` and `values`, a list. Rows gather until they fill a row group.
+/// A Parquet file with the columns `id` and `values`, a list. Rows are buffered until they fill a row group.
 pub(crate) struct ParquetRows<W: Write + Send> {
     writer: SerializedFileWriter<W>,
     dimension: usize,
@@ -60,7 +60,7 @@ impl<W: Write + Send> ParquetRows<W> {
         }
     }
 
-    /// Ends the file, and returns what it was written to.
+    /// Ends the file, and returns its writer.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.write_group().map_err(of_parquet)?;
         self.writer.into_inner().map_err(of_parquet)
@@ -92,7 +92,7 @@ impl<W: Write + Send> ParquetRows<W> {
     }
 }
 
-/// Returns a table's number in block ids, and its settings.
+/// Returns a table's index in block ids, and its specification.
 ///
 /// # Errors
 /// If the checkpoint has no such table.

@@ -61,8 +61,8 @@ impl Verified {
     }
 }
 
-/// Verifies the checkpoint at a location, or all that have a manifest. Continues after damaged ones. A job that runs may delete checkpoints
-/// meanwhile, which newer ones have replaced; these are left out.
+/// Verifies the checkpoint at a location, or all checkpoints there that have a manifest. Continues after a damaged one.
+/// Leaves out checkpoints that a running job deletes meanwhile because newer ones replace them.
 pub(super) async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandError> {
     let mut all = Vec::new();
     let (store, _) = resolve(location).await?;

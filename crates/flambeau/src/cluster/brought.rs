@@ -13,7 +13,7 @@ use super::thread::RoleThread;
 use super::{DRAIN, tail};
 use crate::error::CommandError;
 
-/// Workers that a program brings. When they are dropped, they are told to end, and waited for.
+/// Workers that a program brings. Dropping this tells them to end, and waits for them up to the drain time.
 pub(crate) struct BroughtWorkers(Vec<Brought>);
 
 struct Brought {
@@ -22,23 +22,23 @@ struct Brought {
     log: PathBuf,
 }
 
-/// Where workers go, and with what.
+/// The cluster that brought workers join, and the settings of the workers.
 pub(crate) struct Joining<'a> {
     /// The coordinator, as host:port.
     pub(crate) coordinator: &'a str,
     pub(crate) security: &'a SecurityFiles,
     pub(crate) workers: u32,
     pub(crate) devices: &'a str,
-    /// The interface on which the workers take links of other workers.
+    /// The address on which the workers accept links from other workers.
     pub(crate) listen: IpAddr,
-    /// The folder below which each job has its model.
+    /// The workers' run directory. Each job's model is in a folder below it; the workers' logs are here too.
     pub(crate) folder: &'a Path,
-    /// A text that no other program's workers have in their names.
+    /// The beginning of the workers' names. No other program's workers have it.
     pub(crate) names: &'a str,
 }
 
 impl BroughtWorkers {
-    /// Starts the workers. They register for the job that is at work, and end with it.
+    /// Starts the workers. They register for the running job, and end with it.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -58,7 +58,7 @@ impl BroughtWorkers {
         Ok(brought)
     }
 
-    /// Returns the errors of the workers, once all have ended and some with one.
+    /// Returns the errors of the failed workers once all workers have ended; none before, or if none has failed.
     pub(crate) fn all_failed(&mut self) -> Option<String> {
         let mut errors = Vec::new();
         for worker in &mut self.0 {

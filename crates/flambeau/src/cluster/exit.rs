@@ -1,15 +1,15 @@
-//! The first words of a member of a local cluster, and its end.
+//! The first output and the exit of a member of a local cluster.
 
 use std::process::ExitStatus;
 
 use daemon::Ready;
 
-/// The end of a member.
+/// The way in which a member has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Exit {
     /// The exit code; none if a signal has killed the process.
     pub(crate) code: Option<i32>,
-    /// The end in words.
+    /// The exit status in words.
     shown: String,
 }
 
@@ -41,12 +41,12 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// What a member has said first.
+/// The first line that a member has printed.
 pub(super) enum Said {
-    /// It listens.
+    /// The member is ready, and has printed its addresses.
     Ready(Ready),
-    /// Something else.
+    /// Another line.
     Other,
-    /// Nothing before its end.
+    /// The member has ended without output.
     Nothing,
 }

@@ -17,7 +17,7 @@ pub(super) enum Running {
 }
 
 impl Running {
-    /// Returns the end of the member, once it has ended.
+    /// Returns the way in which the member has ended; none while it runs.
     pub(super) fn exit(&mut self) -> Option<Exit> {
         match self {
             Self::Process(child) => child.try_wait().ok().flatten().map(Exit::from),
@@ -25,7 +25,7 @@ impl Running {
         }
     }
 
-    /// Waits for what the member says first. What it says later goes to `log`.
+    /// Waits for the first line that the member prints. Its later output goes to `log`.
     pub(super) async fn said(&mut self, log: &Path) -> Said {
         let child = match self {
             Self::Process(child) => child,
@@ -48,7 +48,7 @@ impl Running {
         Ready::parse(&line).map_or(Said::Other, Said::Ready)
     }
 
-    /// Discards what the member says.
+    /// Discards the member's output.
     pub(super) fn ignore_what_it_says(&mut self) {
         if let Self::Process(child) = self
             && let Some(mut said) = child.stdout.take()
@@ -59,7 +59,7 @@ impl Running {
         }
     }
 
-    /// Returns the id of a process that runs.
+    /// Returns the member's process id; none for a thread, or after the process has ended.
     pub(super) fn process_id(&self) -> Option<u32> {
         match self {
             Self::Process(child) => child.id(),
@@ -75,7 +75,7 @@ impl Running {
         }
     }
 
-    /// Kills a process. A thread cannot be killed; it ends once it notices that it was told to.
+    /// Kills a process. A thread cannot be killed; it ends when it notices that it was told to end.
     pub(super) async fn kill(&mut self) {
         if let Self::Process(child) = self {
             let _ = child.kill().await;

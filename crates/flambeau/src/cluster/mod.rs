@@ -1,5 +1,6 @@
-//! A cluster on this machine. Its members communicate over socket files or loopback. They are processes that run this executable, and
-//! end with this process, however it ends, because each reads from a pipe that closes then; or they are threads of this process.
+//! A cluster on this machine. Its members communicate over socket files or loopback. They are threads of this process,
+//! or processes that run this executable. A member process ends with this process, however this process ends, because
+//! it reads from a pipe that then closes.
 
 mod brought;
 mod exit;
@@ -33,7 +34,7 @@ use self::thread::RoleThread;
 use crate::certs;
 use crate::error::CommandError;
 
-/// The coordinator's place among the processes.
+/// The coordinator's id among the members.
 pub(crate) const COORDINATOR: TaskId = TaskId {
     role: Role::Coordinator,
     index: 0,
@@ -50,7 +51,7 @@ const DRAIN: Duration = Duration::from_secs(12);
 /// used.
 const LONGEST_SOCKET_PATH: usize = 100;
 
-/// The days for which a cluster's own certificates are valid.
+/// The number of days for which a cluster's own certificates are valid.
 const CERTIFICATE_DAYS: u16 = 365;
 
 /// The number of lines of a dead process's log that are shown.
@@ -61,7 +62,7 @@ struct Member {
     running: Running,
     start: Start,
     log: PathBuf,
-    /// Its end, once it has ended.
+    /// The way in which the member has ended; none while it runs.
     exit: Option<Exit>,
 }
 
@@ -90,7 +91,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) roles: Roles,
     /// The number of workers.
     pub(crate) workers: u32,
-    /// The device on which they compute.
+    /// The devices on which each worker computes.
     pub(crate) device: &'a str,
     /// The transport between workers and servers.
     pub(crate) transport: Transport,
@@ -111,7 +112,7 @@ pub(crate) struct LocalCluster {
     roles: Roles,
     members: BTreeMap<TaskId, Member>,
     logs: PathBuf,
-    /// The folder of socket files. It is not in the run directory, because the path of that may be too long for them.
+    /// The folder of socket files. It is not in the run directory, whose path may be too long for socket files.
     sockets: TempDir,
     /// The folder of the certificates; none without encryption.
     certificates: Option<PathBuf>,
@@ -122,8 +123,8 @@ pub(crate) struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// Starts a coordinator, the job's number of servers, and some workers. The run directory,
-    /// which the job names too, gets their logs.
+    /// Starts a coordinator, the job's number of servers, and the plan's number of workers. `dir` is the run directory,
+    /// which the job names too; it gets the job and the logs.
     pub(crate) async fn start(job: &Job, dir: &Path, plan: Plan<'_>) -> Result<Self, CommandError> {
         let logs = dir.join("logs");
         std::fs::create_dir_all(&logs).map_err(CommandError::file(&logs))?;
@@ -189,7 +190,8 @@ impl LocalCluster {
         Ok(cluster)
     }
 
-    /// Returns the arguments by which a process listens on a socket file, if the processes use such files.
+    /// Returns the arguments by which a process listens on a socket file; empty if the process listens on a port
+    /// instead.
     fn socket_file(&self, name: &str, plan: &Plan<'_>) -> Vec<String> {
         let file = self.sockets.path().join(format!("{name}.sock"));
         // Traffic through a socket file is not encrypted.
@@ -272,7 +274,7 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Starts a member without waiting until it listens.
+    /// Starts a member without waiting until it listens. If `fresh` is true, its log is emptied first.
     fn begin(
         &self,
         task: TaskId,

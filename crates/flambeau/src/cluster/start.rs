@@ -9,11 +9,11 @@ use replica::threads;
 
 use crate::error::CommandError;
 
-/// The arguments of a process.
+/// The arguments of a member.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub(super) arguments: Vec<OsString>,
-    /// The number of threads for candle; none for processes without it.
+    /// The number of threads with which candle computes; none unless the member is a worker process.
     pub(super) threads: Option<usize>,
 }
 
@@ -52,14 +52,14 @@ pub(super) fn own() -> Result<Command, CommandError> {
     Ok(command)
 }
 
-/// Returns the number of threads with which each of several worker processes computes: the one that is set, otherwise its share of the
-/// cores.
+/// Returns the number of threads with which each of several worker processes computes: the number in the environment,
+/// otherwise an equal share of the cores.
 pub(crate) fn threads_each(workers: u32) -> usize {
     threads::configured().unwrap_or_else(|| share(threads::cores(), workers))
 }
 
-/// Returns the number of threads with which each of several workers on threads of this process computes: its share of those that are set,
-/// otherwise of the cores.
+/// Returns the number of threads with which each of several workers on threads of this process computes: an equal share
+/// of the number in the environment, otherwise of the cores.
 pub(super) fn shared_threads(workers: u32) -> usize {
     share(
         threads::configured().unwrap_or_else(threads::cores),

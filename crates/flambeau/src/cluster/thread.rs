@@ -78,7 +78,7 @@ pub(super) struct RoleThread {
     thread: Option<JoinHandle<Result<(), Ending>>>,
     ready: mpsc::Receiver<Ready>,
     shutdown: Option<DropGuard>,
-    /// Where its error is written.
+    /// The file to which the role's error is written.
     log: PathBuf,
     exit: Option<Exit>,
 }
@@ -87,7 +87,7 @@ impl RoleThread {
     /// Starts the role that the arguments name.
     ///
     /// # Errors
-    /// If they are not those of a role, or the thread cannot be started.
+    /// If the arguments are not those of a role, or the thread cannot be started.
     pub(super) fn start(
         name: String,
         arguments: &[OsString],
@@ -111,12 +111,12 @@ impl RoleThread {
         })
     }
 
-    /// Waits until it listens, or ends.
+    /// Waits until the role is ready, or ends.
     pub(super) async fn said(&mut self) -> Said {
         self.ready.recv().await.map_or(Said::Nothing, Said::Ready)
     }
 
-    /// Returns its end, once it has ended, and writes its error where a process's log would be.
+    /// Returns the way in which the role has ended; none while it runs. The role's error is written to the log.
     pub(super) fn exit(&mut self) -> Option<Exit> {
         if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
             let (code, message) = match thread.join() {

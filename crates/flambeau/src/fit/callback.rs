@@ -15,13 +15,13 @@ pub trait Callback: Send {
     /// Changes the job before it begins.
     fn prepare(&mut self, _job: &mut Job) {}
 
-    /// Sees the training loss and the pace, each `log_every` steps.
+    /// Receives the training loss and the pace, every `log_every` steps.
     fn progressed(&mut self, _progress: &Progress, _control: &mut Control) {}
 
-    /// Sees the metrics of an evaluation.
+    /// Receives the metrics of an evaluation.
     fn evaluated(&mut self, _epoch: &Epoch, _control: &mut Control) {}
 
-    /// Sees what was measured, after the end of a training that has not failed.
+    /// Receives the measurements after the end of a training that has not failed.
     fn ended(&mut self, _history: &History) {}
 }
 
@@ -32,8 +32,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Ends the training early and in good order: workers finish the data that they hold, one of them evaluates and saves the model.
-    /// [`History::stopped`] has the reason.
+    /// Ends the training early and in good order: the workers finish the data that they hold, then one of them
+    /// evaluates and saves the model. [`History::stopped`] has the reason; the first call's reason counts.
     pub fn stop(&mut self, why: impl Into<String>) {
         self.stop.get_or_insert(why.into());
     }
@@ -90,7 +90,7 @@ pub(super) struct Callbacks<'a> {
     callbacks: &'a mut [Box<dyn Callback>],
     records: Tail,
     control: Control,
-    /// The panic of a callback.
+    /// The panic of a callback; none if no callback has panicked.
     panic: Option<Box<dyn Any + Send>>,
 }
 
@@ -104,7 +104,7 @@ impl<'a> Callbacks<'a> {
         }
     }
 
-    /// Panics as a callback has, if one has: the members of the cluster have ended before.
+    /// Resumes the panic of a callback, if there is one. The caller first ends the members of the cluster.
     pub(super) fn resume_panic(&mut self) {
         if let Some(panic) = self.panic.take() {
             std::panic::resume_unwind(panic);
@@ -114,7 +114,7 @@ impl<'a> Callbacks<'a> {
     /// Hands over the records since the last call.
     ///
     /// # Errors
-    /// If they cannot be read; [`CommandError::Interrupted`] if a callback has panicked.
+    /// If the records cannot be read; [`CommandError::Interrupted`] if a callback has panicked.
     pub(super) fn catch_up(&mut self) -> Result<(), CommandError> {
         if self.panic.is_some() {
             return Err(CommandError::Interrupted);
@@ -144,7 +144,7 @@ impl<'a> Callbacks<'a> {
         })
     }
 
-    /// Returns why a callback has stopped the training, if one has.
+    /// Returns the reason why a callback has stopped the training; none if none has.
     pub(super) fn stopped(self) -> Option<String> {
         self.control.stop
     }

@@ -14,35 +14,35 @@ pub struct Epoch {
     pub number: u32,
     /// The loss and the other metrics on the held-out samples, by name.
     pub metrics: BTreeMap<String, f64>,
-    /// The steps that were finished before the result came, summed over workers.
+    /// The number of steps that were finished before the result, summed over workers.
     pub steps: u64,
     /// The seconds from the beginning of training to the result.
     pub seconds: f64,
 }
 
-/// The training between two of its records.
+/// The progress of a training, which is recorded every `log_every` steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// The passes over the data so far, with fraction.
+    /// The number of passes over the data so far, with the fraction of the current pass.
     pub epochs: f64,
-    /// The steps so far, summed over workers.
+    /// The number of steps so far, summed over workers.
     pub steps: u64,
-    /// The mean loss of the steps since the record before.
+    /// The mean loss of the steps since the previous record.
     pub loss: f64,
-    /// The samples trained on in a second, since the beginning.
+    /// The mean number of samples trained on in a second, since the beginning of training.
     pub samples_per_second: f64,
     /// The seconds since the beginning of training.
     pub seconds: f64,
 }
 
-/// A learning rate that has fallen on a plateau.
+/// A fall of the learning rate on a plateau.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
     /// The pass over the data after which the rate fell, from 1.
     pub epoch: u32,
-    /// The steps before it, summed over workers.
+    /// The number of steps before the fall, summed over workers.
     pub steps: u64,
-    /// The part of the job's learning rate that is left.
+    /// The new learning rate as a fraction of the job's.
     pub factor: f64,
 }
 
@@ -50,22 +50,22 @@ pub struct LearningRate {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct History {
-    /// The evaluations, in the order of their passes. The last one is of the final weights; if the training was stopped, it may be in
-    /// the middle of a pass.
+    /// The evaluations, in the order of their passes. The last evaluation is of the final weights; if the training was
+    /// stopped, its pass may be incomplete.
     pub epochs: Vec<Epoch>,
-    /// The training loss and the pace, each `log_every` steps.
+    /// The training loss and the pace, every `log_every` steps.
     pub progress: Vec<Progress>,
     /// Each fall of the learning rate on a plateau.
     pub learning_rates: Vec<LearningRate>,
-    /// The steps, summed over workers; in sync mode, committed steps.
+    /// The number of steps, summed over workers; in sync mode, the number of committed steps.
     pub steps: u64,
-    /// The samples trained on.
+    /// The number of samples trained on.
     pub samples: u64,
     /// The seconds from the beginning of training to the end of the job.
     pub seconds: f64,
-    /// The reason why the training ended before its data did; none if it did not.
+    /// The reason why the training ended before it had used all of its data; none if it used all.
     pub stopped: Option<String>,
-    /// Updates that were acknowledged and lost with a server, as pairs of a block and a step.
+    /// The number of updates that were acknowledged and then lost with a server. An update is one step of one block.
     pub lost_updates: u64,
     /// The folder with the model, the checkpoints and all records.
     pub run_dir: PathBuf,
@@ -118,20 +118,21 @@ impl History {
             .collect()
     }
 
-    /// Returns the last value of a metric: that of the final weights.
+    /// Returns the value of a metric in the last evaluation, which is of the final weights; none if the evaluation
+    /// lacks it.
     pub fn last(&self, metric: &str) -> Option<f64> {
         self.epochs.last()?.metrics.get(metric).copied()
     }
 }
 
-/// A record that a history has.
+/// A record that becomes a part of a history.
 pub(super) enum Entry {
     Epoch(Epoch),
     Progress(Progress),
 }
 
 impl Line {
-    /// Returns the entry of a history that the line records, if it is one.
+    /// Returns the line as a part of a history; none if the line is another record.
     pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
             Self::Evaluation {

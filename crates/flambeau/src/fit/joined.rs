@@ -22,7 +22,7 @@ use crate::progress::Progress;
 use crate::status::{self, harmless};
 use crate::train::Observer;
 
-/// The interval at which the job is looked at.
+/// The interval at which the state of the job is fetched.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A long-lived cluster that runs already: `flambeau coordinator --no-job`, with servers and perhaps workers.
@@ -60,39 +60,43 @@ impl RunningCluster {
         }
     }
 
-    /// Brings so many workers, on threads of this process. They know the program's models and data, which the workers of the cluster do
-    /// not. By default there are none, and the workers of the cluster train.
+    /// Adds `workers` workers to the cluster, on threads of this process. They have the program's own models and data
+    /// sources, which the workers of the cluster may lack. By default none are added, and the workers of the cluster
+    /// train.
     #[must_use]
     pub fn bring_workers(mut self, workers: u32) -> Self {
         self.workers = workers;
         self
     }
 
-    /// Sets the interface on which brought workers accept links of other workers (default: loopback). In strategies without parameter
-    /// servers, other hosts must reach it. With `0.0.0.0` workers listen on all interfaces and advertise the one that leads to the coordinator.
+    /// Sets the address on which brought workers accept links from other workers (default: loopback). In strategies
+    /// without parameter servers, other hosts must be able to reach this address. With `0.0.0.0`, workers listen on all
+    /// interfaces, and advertise the address of the one that leads to the coordinator.
     #[must_use]
     pub fn listen(mut self, interface: IpAddr) -> Self {
         self.listen = interface;
         self
     }
 
-    /// Calls the cluster with these certificates and this token, as `--tls-ca`, `--tls-cert`, `--tls-key` and `--token-file` name them on
-    /// the command line. They are a worker's.
+    /// Calls the cluster with these certificates and this token, which must be those of a worker. The command line
+    /// names them with `--tls-ca`, `--tls-cert`, `--tls-key` and `--token-file`.
     #[must_use]
     pub fn security(mut self, files: SecurityFiles) -> Self {
         self.security = files;
         self
     }
 
-    /// Waits so long for a coordinator that does not answer, and for the first server and worker (default: 30 seconds).
+    /// Sets the longest wait for a coordinator that does not answer, and for the first server and worker (default: 30
+    /// seconds).
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Cancels the job on Ctrl-C: it ends in good order, and `fit` returns what was measured. Otherwise Ctrl-C has the effect that it has
-    /// on the rest of the process.
+    /// Cancels the job on Ctrl-C: the job ends in good order, and `fit` returns the measurements. A second Ctrl-C does
+    /// not wait for the model. By default, the cluster's job takes no notice of Ctrl-C, which acts on the process as
+    /// usual.
     #[must_use]
     pub fn cancel_on_ctrl_c(mut self) -> Self {
         self.obeys_ctrl_c = true;
@@ -105,7 +109,7 @@ impl RunningCluster {
     }
 }
 
-/// A job that is to be trained on a running cluster.
+/// A job to train on a running cluster.
 pub(super) struct Submission<'a> {
     pub(super) cluster: &'a RunningCluster,
     pub(super) job: &'a Job,
@@ -213,7 +217,8 @@ impl Submission<'_> {
         Ok(submitted)
     }
 
-    /// Writes the job as it runs into the run directory. Its checkpoints are where the cluster writes them.
+    /// Writes the job as it runs to the run directory. The job names the location to which the cluster writes
+    /// checkpoints.
     fn write_job(&self, submitted: &SubmitJobReply) -> Result<(), CommandError> {
         let mut job = self.job.clone();
         job.run_dir = Some(self.dir.to_owned());
@@ -233,14 +238,14 @@ struct Run<'a> {
     joining: Joining<'a>,
     brought: Option<BroughtWorkers>,
     progress: Progress,
-    /// The time since which the job is at work.
+    /// The time at which the job was first seen running; none before.
     since: Option<Instant>,
-    /// True once it was told to end early.
+    /// True once the job was told to end early.
     stopping: bool,
 }
 
 impl Run<'_> {
-    /// Follows the job to its end.
+    /// Follows the job to its end. Returns its last state, and its summary if there is one.
     async fn follow(
         &mut self,
         observer: &mut dyn Observer,
@@ -265,7 +270,8 @@ impl Run<'_> {
         }
     }
 
-    /// Brings the workers to a job that is at work, and looks whether it can be trained.
+    /// Starts the program's workers for a running job, shows the progress, and fails if the cluster cannot train the
+    /// job.
     async fn runs(&mut self, job: &QueuedJob) -> Result<(), CommandError> {
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.brought.is_none() {
@@ -319,7 +325,7 @@ fn live(status: &Status, role: Role) -> bool {
     status.tasks.iter().filter(of_role).any(|task| task.alive)
 }
 
-/// Returns the reasons for which workers cannot work; none if there are none.
+/// Returns the reasons that members report why they cannot work; none if no member reports any.
 fn troubles(status: &Status) -> Option<String> {
     let tasks = status.tasks.iter().filter(|task| !task.trouble.is_empty());
     let troubles: Vec<_> = tasks.map(|task| harmless(&task.trouble)).collect();
@@ -357,7 +363,7 @@ impl Records {
         })
     }
 
-    /// Fetches the records since the last call. Returns the summary once the job has one.
+    /// Fetches the records since the last call. Returns the job's summary; none before the job has one.
     async fn fetch(
         &mut self,
         coordinator: &Coordinator,
@@ -385,8 +391,10 @@ impl Records {
     }
 }
 
-/// Returns the folders in which the model may be: those of this program's workers, which have the job's folder relative to that of the
-/// coordinator; and the job's folder itself, if this machine sees it and the cluster's workers write there.
+/// Returns the folders in which the model may be. `folder` is the job's folder on the coordinator. A worker of this
+/// program writes below `workers`, to the path of `folder` relative to the coordinator's own folder. This relative path
+/// may be any end of `folder`, so all ends are returned. `folder` itself has the model if this machine shares it with
+/// the cluster's workers.
 fn places_of_model(workers: &Path, folder: &Path) -> Vec<PathBuf> {
     let mut below = PathBuf::new();
     let mut places = Vec::new();
@@ -407,7 +415,7 @@ fn has_model(folder: &Path, digest: &str) -> bool {
     read.is_ok_and(|bytes| checkpoint::sha256(&bytes) == digest)
 }
 
-/// Copies the model from where a worker has written it, if it is there and not in the folder yet.
+/// Copies the model from the folder in which a worker has written it. Does nothing if `to` already has a model.
 fn fetch_model(from: &Path, to: &Path) -> Result<(), CommandError> {
     if to.join(run_dir::MODEL).exists() {
         return Ok(());

@@ -1,9 +1,9 @@
 //! Training from a program: `fit`, `evaluate`, `predict`.
 //!
 //! - `joined`: a training on a cluster that runs already
-//! - `history`: what a training has measured
-//! - `trained`: the weights that it has left
-//! - `callback`: functions that are called while it runs
+//! - `history`: the measurements of a training
+//! - `trained`: the weights of a finished training
+//! - `callback`: functions that are called during a training
 
 mod callback;
 mod history;
@@ -37,14 +37,14 @@ use crate::find_learning_rate::search;
 use crate::metrics;
 use crate::train::{self, Watch};
 
-/// The name of data that a program hands over.
+/// The kind of data that a program provides itself.
 const OWN_DATA: &str = "own-data";
 
-/// Trains a job on a cluster within this process, evaluates it and predicts with it.
+/// Trains a job on a cluster within this process, evaluates the model and predicts with it.
 ///
-/// The coordinator, the parameter servers and the workers are threads of this process, and talk over sockets as processes do. Any
-/// strategy, mode and number of them can be tried so, also in a test. For a cluster of many machines, the same model and data make a
-/// program of all roles with [`App`](crate::App).
+/// The coordinator, the parameter servers and the workers are threads of this process, and communicate over sockets as
+/// processes do. So any strategy and mode can be tried with any number of servers and workers, also in a test. To train
+/// on many machines, add the same model and data to an [`App`](crate::App), a program of all roles.
 ///
 /// ```
 /// use flambeau::candle_core::{Result, Tensor};
@@ -94,9 +94,9 @@ pub struct Trainer {
     devices: String,
     restore: Option<String>,
     shows_progress: bool,
-    /// The cluster to train on; none for one within this process.
+    /// The running cluster to train on; none to start a cluster within this process.
     cluster: Option<RunningCluster>,
-    /// The folder of a training for which the job names none.
+    /// The run directory of the last training whose job names none; none before.
     temporary: Option<TempDir>,
 }
 
@@ -119,7 +119,7 @@ impl Trainer {
         }
     }
 
-    /// Trains this model instead of the one that the job names. The job calls it by the name of its type.
+    /// Trains the model `M` instead of the model that the job names. The job's model then has the name of the type.
     #[must_use]
     pub fn model<M: Model>(mut self) -> Self {
         let name = type_name::<M>();
@@ -130,7 +130,8 @@ impl Trainer {
         self
     }
 
-    /// Trains on the data that this function opens, once for each worker, instead of that which the job names.
+    /// Trains on the data that `open` returns, instead of the data that the job names. Each worker calls `open` for
+    /// itself.
     #[must_use]
     pub fn data(
         mut self,
@@ -141,7 +142,7 @@ impl Trainer {
         self
     }
 
-    /// Trains on the data of this source.
+    /// Trains on the data of the source `S`, instead of the data that the job names.
     #[must_use]
     pub fn source<S: Source>(mut self) -> Self {
         self.registry = self.registry.data::<S>(OWN_DATA);
@@ -149,7 +150,7 @@ impl Trainer {
         self
     }
 
-    /// Trains on the first samples, and evaluates on the second ones.
+    /// Trains on the samples in `training`, and evaluates on those in `held_out`.
     #[must_use]
     pub fn in_memory(self, training: InMemory, held_out: InMemory) -> Self {
         self.data(move |_| Dataset::in_memory(training.clone(), held_out.clone()))
@@ -178,16 +179,16 @@ impl Trainer {
         self
     }
 
-    /// Trains on a cluster that runs already, instead of one within this process: submits the job, and waits for its end. The model, the
-    /// records and the job are in the run directory of this machine; checkpoints are where the cluster writes them. If `fit` fails or
-    /// panics, the job is cancelled.
+    /// Trains on a cluster that runs already, instead of one within this process: submits the job, and waits for its
+    /// end. The model, the records and the job are in the run directory on this machine. Checkpoints are where the
+    /// cluster writes them. If `fit` fails or panics, the job is cancelled.
     #[must_use]
     pub fn on_cluster(mut self, cluster: RunningCluster) -> Self {
         self.cluster = Some(cluster);
         self
     }
 
-    /// Shows bars on stderr while it trains, or a line for each evaluation if that is no terminal.
+    /// Shows progress bars on stderr during training, or a line for each evaluation if stderr is no terminal.
     #[must_use]
     pub fn show_progress(mut self) -> Self {
         self.shows_progress = true;
@@ -199,8 +200,8 @@ impl Trainer {
         &self.job
     }
 
-    /// Trains to the end, and returns what was measured. Without a `run_dir` in the job, the model and the records are in a temporary
-    /// folder that lives as long as the trainer, or until it trains again.
+    /// Trains to the end, and returns the measurements. If the job has no `run_dir`, the model and the records are in a
+    /// temporary folder. It is deleted when the trainer is dropped, or trains again.
     ///
     /// # Errors
     /// If the job makes no sense, its data or its model cannot be used, or the training fails.
@@ -301,8 +302,8 @@ impl Trainer {
         Ok(history)
     }
 
-    /// Tries rising learning rates on the job, each for one step from the initial values on, in one process. The curve suggests the rate at
-    /// which the smoothed loss falls fastest. Nothing of it is kept.
+    /// Tries rising learning rates on the job in this process, each for one step. The steps begin with the initial
+    /// values, and their weights are discarded. The curve suggests the rate at which the smoothed loss falls fastest.
     ///
     /// ```
     /// use flambeau::{Error, Job, RateRange, Trainer};
@@ -344,7 +345,8 @@ impl Trainer {
         Ok(dir)
     }
 
-    /// Returns the weights of the end of the last training, or of the one in the job's run directory.
+    /// Returns the final weights of the last training. If the job names a run directory, they are those in that
+    /// directory.
     ///
     /// # Errors
     /// If nothing was trained yet.
@@ -378,8 +380,8 @@ impl Trainer {
         self.last()?.evaluate()
     }
 
-    /// Returns the trained model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns
-    /// are those of the model's inputs, as the model sees them.
+    /// Returns the trained model's outputs for each sample: the probability of each class for classes, the probability
+    /// of 1 for a binary target, otherwise numbers. `inputs` are the model's inputs, as `forward` receives them.
     ///
     /// # Errors
     /// If nothing was trained yet, or the columns are not those of the training.
@@ -401,7 +403,7 @@ impl Trainer {
         Ok(device::open(devices.first())?)
     }
 
-    /// Returns the path of the weights of the end, as safetensors.
+    /// Returns the path of the final weights, which is a safetensors file.
     ///
     /// # Errors
     /// If nothing was trained yet.
@@ -410,7 +412,8 @@ impl Trainer {
     }
 }
 
-/// Calls a function on another thread: the caller may be in an asynchronous runtime, in which no other one can be started.
+/// Calls a function on another thread. The caller may be in an asynchronous runtime, where no second one can be
+/// started.
 fn outside_of_runtimes<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let done = std::thread::scope(|scope| scope.spawn(act).join());
     done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -14,8 +14,8 @@ use super::outside_of_runtimes;
 use crate::command::{FinishedRun, Weights};
 use crate::error::CommandError;
 
-/// The weights that a training has left: those of its end ([`Trainer::last`](super::Trainer::last)), or those of its best evaluation
-/// ([`Trainer::best`](super::Trainer::best)).
+/// The weights of a finished training: the final weights ([`Trainer::last`](super::Trainer::last)), or those of the
+/// best evaluation ([`Trainer::best`](super::Trainer::best)).
 ///
 /// ```
 /// use flambeau::settings::Best;
@@ -38,7 +38,7 @@ pub struct TrainedModel<'a> {
 }
 
 impl<'a> TrainedModel<'a> {
-    /// Reads what the training of a folder has left.
+    /// Reads the weights and the job in a run directory.
     pub(super) fn read(
         dir: &Path,
         which: Weights,
@@ -63,8 +63,8 @@ impl<'a> TrainedModel<'a> {
         })
     }
 
-    /// Returns the model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns are
-    /// those of the model's inputs, as the model sees them.
+    /// Returns the model's outputs for each sample: the probability of each class for classes, the probability of 1 for
+    /// a binary target, otherwise numbers. `inputs` are the model's inputs, as `forward` receives them.
     ///
     /// # Errors
     /// If the columns are not those of the training, or for the reasons of [`evaluate`](Self::evaluate).
@@ -73,8 +73,9 @@ impl<'a> TrainedModel<'a> {
         self.outputs(Some(samples))
     }
 
-    /// Returns the model's outputs for each of these rows, as [`predict`](Self::predict) does. The rows have the columns of the training
-    /// data, as its files or record batches have them. The label may be missing, and the data of the training is not needed.
+    /// Returns the model's outputs for each of these rows, as [`predict`](Self::predict) does. The rows have the
+    /// columns of the training data, as its files or record batches have them. The label may be missing. The training
+    /// data itself is not read.
     ///
     /// # Errors
     /// If a row does not fit the columns of the training, if the training data had no columns, or if the model cannot be used.
@@ -109,7 +110,7 @@ impl<'a> TrainedModel<'a> {
         })?)
     }
 
-    /// Returns the file of the weights, as safetensors.
+    /// Returns the path of the weights, which is a safetensors file.
     pub fn weights(&self) -> PathBuf {
         self.finished.weights().to_owned()
     }

@@ -9,7 +9,7 @@ use shared_proto::wire::{JobState, QueuedJob};
 
 use crate::status::harmless;
 
-/// Returns the name of a state.
+/// Returns the name of a job's state.
 fn state(job: &QueuedJob) -> &'static str {
     match job.state() {
         JobState::Unspecified | JobState::Queued => "queued",
@@ -45,7 +45,7 @@ pub(super) fn as_json(job: &QueuedJob) -> Value {
     })
 }
 
-/// Returns how far a job is.
+/// Describes the state of a job and its progress.
 pub(super) fn progress(job: &QueuedJob) -> String {
     let (id, name, state) = (job.id, &job.name, state(job));
     match (job.state(), job.waiting_for.as_str()) {
@@ -66,7 +66,7 @@ pub(super) fn line(job: &QueuedJob) -> String {
     }
 }
 
-/// Returns the newest metrics of a job, or the reason why it has none.
+/// Returns a job's error, or its newest metrics if it has no error; empty without metrics.
 fn result(job: &QueuedJob) -> String {
     if !job.error.is_empty() {
         return harmless(&job.error).into_owned();
@@ -79,7 +79,7 @@ fn result(job: &QueuedJob) -> String {
     shown.join(", ")
 }
 
-/// Returns the longest text of a cell, so that the table fits a screen. `--json` has all of it.
+/// Shortens a text to the longest that a cell shows, so that the table fits a screen. `--json` has the whole text.
 fn brief(text: &str) -> String {
     const LONGEST: usize = 60;
     match text.char_indices().nth(LONGEST) {

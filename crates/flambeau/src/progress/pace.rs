@@ -1,14 +1,14 @@
-//! The time that is left of a job, by the pace of its last seconds.
+//! An estimate of the time that is left of a job, from its pace in the last seconds.
 
 use std::collections::VecDeque;
 
-/// The seconds of the job that the pace is taken from. They cover an evaluation between two epochs as a rule.
+/// The time over which the pace is measured, in seconds. It usually covers an evaluation between two epochs.
 const WINDOW: f64 = 30.0;
 
-/// The shortest time from which a pace is taken.
+/// The shortest time over which a pace is measured, in seconds.
 const SHORTEST: f64 = 1.0;
 
-/// The samples that were done at some times of the job.
+/// The number of samples that were done at several times of the job.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
     /// Seconds and samples, the oldest first.
@@ -16,7 +16,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Notes the samples that are done after so many seconds of the job.
+    /// Notes the number of samples that are done after this number of seconds of the job.
     pub(super) fn note(&mut self, seconds: f64, samples: u64) {
         // A job that has gone back to a checkpoint has another pace.
         if self.seen.back().is_some_and(|last| samples < last.1) {

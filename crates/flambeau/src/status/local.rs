@@ -12,7 +12,7 @@ use shared_proto::wire;
 use super::{fetch, harmless, phase};
 use crate::error::CommandError;
 
-/// The coordinator that is called if none is registered. One in a container is not.
+/// The address of the coordinator that is called if none is registered. A coordinator in a container is not registered.
 pub(super) const USUAL: &str = "127.0.0.1:7070";
 
 /// The longest wait for each of several coordinators.
@@ -24,7 +24,8 @@ pub(super) fn find() -> Result<Vec<RunningCluster>, CommandError> {
     clusters::find(&folder).map_err(CommandError::file(folder))
 }
 
-/// Returns the address of the coordinator of this user's only cluster, or of the usual one if none is registered.
+/// Returns the address of the coordinator of this user's only cluster, or the usual address if no cluster is
+/// registered.
 pub(crate) fn coordinator() -> Result<String, CommandError> {
     match find()?.as_slice() {
         [] => Ok(USUAL.to_owned()),

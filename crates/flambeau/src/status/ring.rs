@@ -7,7 +7,7 @@ use shared_proto::wire;
 
 use super::{harmless, task_of};
 
-/// Writes a line about the ring, the table of its members, and a line about each one that others wait for.
+/// Writes a line about the ring, the table of its members, and a line about each member that others wait for.
 pub(super) fn write(text: &mut String, ring: &wire::RingStatus, tasks: &[wire::TaskStatus]) {
     let _ = writeln!(text, "{}", line(ring));
     if ring.members.is_empty() {

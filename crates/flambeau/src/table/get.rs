@@ -9,7 +9,7 @@ use serde_json::json;
 use super::running::Running;
 use crate::error::CommandError;
 
-/// The values of a row that are shown in a table.
+/// The number of values of a row that a table shows.
 const SHOWN: usize = 8;
 
 #[derive(Args)]
@@ -33,7 +33,7 @@ impl Get {
     }
 }
 
-/// Returns the values of each row, with its id.
+/// Returns the id of each row, whether the row exists, and its values.
 fn rows<'a>(ids: &'a [u64], found: &'a FoundRows) -> impl Iterator<Item = (u64, bool, &'a [f32])> {
     let dimension = found.values.len() / ids.len().max(1);
     let values = found.values.chunks(dimension.max(1));

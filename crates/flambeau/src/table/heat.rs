@@ -57,7 +57,7 @@ fn hottest_buckets(servers: &[ServerHeat], most: usize) -> Vec<(&str, BucketHeat
     all
 }
 
-/// Returns the hottest ids of all servers, the hottest first. An id is on one of them.
+/// Returns the hottest ids of all servers, the hottest first. Each id is on one server only.
 fn hottest_ids(servers: &[ServerHeat], most: usize) -> Vec<HotId> {
     let all = servers.iter().flat_map(|server| &server.heat.ids);
     let mut all: Vec<HotId> = all.copied().collect();

@@ -1,9 +1,9 @@
 //! `flambeau table`: rows of a table, from running servers or from a run's newest checkpoint.
 //!
-//! - `running`: the servers that are asked
+//! - `running`: the servers of a running cluster
 //! - `get`: rows by their ids, from servers
 //! - `heat`: how often rows are read and changed, from servers
-//! - `survey`: the largest rows, and how large rows are, from a checkpoint
+//! - `survey`: the largest rows and the sizes of all rows, from a checkpoint
 
 mod get;
 mod heat;

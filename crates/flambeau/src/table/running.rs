@@ -11,7 +11,7 @@ use ps_client::lookup::Lookup;
 use crate::error::CommandError;
 use crate::status;
 
-/// The time for which rows may be out of reach.
+/// The longest time for which the coordinator or a server may not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Args)]

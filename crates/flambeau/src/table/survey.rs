@@ -59,12 +59,12 @@ enum By {
 struct Row {
     id: u64,
     norm: f64,
-    /// The number of its updates, if the table counts them.
+    /// The number of the row's updates; none if the table does not count them.
     updates: Option<u32>,
 }
 
 impl Of {
-    /// Reads each row of a table in the checkpoint.
+    /// Calls `each` with every row of a table in the checkpoint. Returns the checkpoint.
     async fn rows(
         &self,
         table: &str,
@@ -156,17 +156,17 @@ impl Top {
     }
 }
 
-/// The numbers of rows by their norms.
+/// The number of rows by their norms.
 #[derive(Default)]
 struct Counts {
     rows: u64,
-    /// Rows with nothing but zeros.
+    /// The number of rows whose values are all zero.
     zeros: u64,
-    /// Rows with a value that is NaN or infinite.
+    /// The number of rows whose norm is NaN or infinite.
     not_finite: u64,
     sum: f64,
     largest: f64,
-    /// The rows with a norm from a power of two up to the next, by its exponent.
+    /// By exponent: the number of rows with a norm from this power of two up to the next.
     powers: BTreeMap<i32, u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The evaluator: evaluates each checkpoint of a job on the held-out samples as it comes. It only reads checkpoints, so it
-//! never holds training up, and a job does not notice if it is killed.
+//! The evaluator: evaluates new checkpoints of a job on the held-out samples. It only reads checkpoints, so it never
+//! delays the training, and the job goes on if the evaluator is killed.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use shared_proto::wire::JobReply;
 use crate::error::CommandError;
 use crate::evaluator::{Fetched, Line, RECORD};
 
-/// The interval at which it looks for a newer checkpoint.
+/// The interval at which the evaluator looks for a newer checkpoint.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The evaluator of a cluster.
 pub(super) struct Evaluator {
     pub(super) coordinator: String,
-    /// The time for which the coordinator may not answer.
+    /// The longest time for which the coordinator may not answer.
     pub(super) patience: Duration,
-    /// The place of the data's files here; overrides the job's.
+    /// The folder or file of the data on this machine; overrides the job's.
     pub(super) data_dir: Option<PathBuf>,
     pub(super) device: Choices,
     pub(super) registry: Registry,
@@ -83,7 +83,8 @@ impl Evaluator {
         }
     }
 
-    /// Evaluates the newest checkpoint, unless it is the one that was evaluated last. Returns the run directory.
+    /// Evaluates the newest checkpoint, unless it is no newer than `newest`, the last that was evaluated. Returns the
+    /// run directory.
     async fn evaluate_newest(
         &self,
         reply: &JobReply,

@@ -194,7 +194,7 @@ fn member(config: &TfConfig) -> Result<MemberSettings, Ended> {
     Ok(member)
 }
 
-/// Returns settings as the environment has them, with defaults for the others.
+/// Returns settings from the environment, with the default of each setting that the environment lacks.
 fn defaults<S: Args + FromArgMatches>() -> Result<S, Ended> {
     let command = S::augment_args(clap::Command::new("flambeau"));
     let matches = command.try_get_matches_from(["flambeau"]);

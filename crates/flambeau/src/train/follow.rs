@@ -23,12 +23,12 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The time in which the coordinator must end a job that cannot continue.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The number of times that a process is restarted while no step is finished.
+/// The most times that a process is restarted while no step is finished.
 const MOST_DEATHS: usize = 10;
 
 /// Sees a job while it runs.
 pub(crate) trait Observer: Send {
-    /// Looks at the run, some times a second. Returns whether the job is to end early.
+    /// Looks at the run; called several times a second. Returns whether the job should end early.
     fn look(&mut self) -> Result<bool, CommandError>;
 }
 
@@ -36,14 +36,14 @@ pub(crate) trait Observer: Send {
 pub(crate) struct Watch<'a> {
     /// True to show nothing.
     pub(crate) quiet: bool,
-    /// True if SIGINT and SIGTERM end the job. Otherwise they have the effect that they have on the rest of the process.
+    /// True if SIGINT and SIGTERM end the job. Otherwise they act on the process as usual.
     pub(crate) obeys_signals: bool,
     /// An observer of the run.
     pub(crate) observer: Option<&'a mut dyn Observer>,
 }
 
 impl Watch<'_> {
-    /// Follows a job as a command does.
+    /// Returns the way in which a command follows a job: it obeys signals, and has no observer.
     pub(crate) fn quiet(quiet: bool) -> Self {
         Self {
             quiet,
@@ -53,7 +53,7 @@ impl Watch<'_> {
     }
 }
 
-/// Starts the cluster, shows its progress, and ends it.
+/// Starts the cluster, shows the job's progress, and ends the cluster. Returns the job's summary.
 pub(super) async fn watch(
     job: &Job,
     dir: &Path,
@@ -122,7 +122,7 @@ pub(super) async fn watch(
     }
 }
 
-/// Why a job is not followed any longer.
+/// The reason why a job is not followed any longer.
 enum Followed {
     /// The coordinator has ended.
     Ended,
@@ -130,7 +130,8 @@ enum Followed {
     ToBeStopped,
 }
 
-/// Follows the job until the coordinator has ended. Restarts processes that are killed.
+/// Follows the job until the coordinator has ended, or the observer wants the job to end. Restarts processes that are
+/// killed.
 async fn follow(
     cluster: &mut LocalCluster,
     coordinator: &Coordinator,
@@ -180,7 +181,7 @@ async fn follow(
     }
 }
 
-/// Asks the coordinator to end the job early. Returns whether it does.
+/// Asks the coordinator to end the job early. Returns whether the coordinator accepts.
 async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool {
     if let Err(error) = coordinator.stop(job.to_owned()).await {
         progress.say(&format!("the job cannot be stopped in good order: {error}"));
@@ -196,13 +197,14 @@ async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool
 #[derive(Default)]
 struct Following {
     deaths: Deaths,
-    /// A process that has failed, and the time until which the coordinator may end the job because of it.
+    /// A process that has failed, and the time until which the coordinator may end the job because of it; none if none
+    /// failed.
     missing: Option<(TaskId, Instant)>,
-    /// True if training has begun. Before that it waits for all workers of the job.
+    /// True once training has begun. Before that, the job waits for all of its workers.
     training: bool,
 }
 
-/// The number of times that each process was killed since a step was finished.
+/// The number of times that each process was killed since the last step was finished.
 #[derive(Default)]
 struct Deaths {
     of: BTreeMap<TaskId, usize>,

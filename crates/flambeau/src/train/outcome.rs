@@ -73,7 +73,7 @@ fn going_on(dir: &Path, options: &[OsString]) -> String {
     command
 }
 
-/// Returns a folder beside a run's that does not exist yet.
+/// Returns the path of a new folder beside a run directory. No folder exists there yet.
 pub(super) fn next_dir(dir: &Path) -> PathBuf {
     // The path may end in `..`.
     let dir = &dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
@@ -164,7 +164,7 @@ pub(super) fn table(outcome: &Outcome) -> Table {
     table
 }
 
-/// Describes the passes over the data that a run has begun, and those that its job asks for.
+/// Describes the number of passes over the data that a run has begun, and the number in its job if that is larger.
 fn epochs(summary: &Summary) -> String {
     let begun = summary.epochs;
     match summary.job_epochs {
@@ -173,7 +173,7 @@ fn epochs(summary: &Summary) -> String {
     }
 }
 
-/// Returns the reason why a run has ended before its epochs; none if it has not.
+/// Returns the reason why a run has ended before all of its epochs were trained; none if all were.
 fn ended_early(summary: &Summary) -> Option<String> {
     if !summary.stopped_early.is_empty() {
         return Some(summary.stopped_early.clone());

@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     go_on(&run, arguments, registry)
 }
 
-/// Trains by the job of a run directory and the flags.
+/// Trains the job of a run directory, with the flags applied.
 pub(super) fn go_on(
     run: &Path,
     arguments: super::Arguments,
@@ -61,15 +61,15 @@ pub(super) fn folder_of(file: &Path) -> Option<&Path> {
     })
 }
 
-/// Returns whether a folder is a run directory, and a file in it the run's job.
+/// Returns whether `folder` is a run directory, and `file` in it is the job of the run.
 pub(super) fn is_job_of_run(file: &Path, folder: &Path) -> bool {
     let has = |record: &str| folder.join(record).exists();
     let has_records = has(run_dir::STATE) || has(run_dir::SUMMARY) && has(run_dir::METRICS);
     has_records && file.ends_with(run_dir::JOB)
 }
 
-/// Returns the job of a run directory, with the flags applied. Unless the flags name another directory than `run`, the new run gets the next
-/// free one beside it, so that `run` keeps its records.
+/// Returns the job of a run directory, with the flags applied. The new run gets the next free directory beside `run`,
+/// so that `run` keeps its records, unless the flags name another directory.
 pub(super) fn job_beside(run: &Path, flags: &JobFlags) -> Result<Job, CommandError> {
     let mut job = read_job(Some(&run.join(run_dir::JOB)), flags.clone())?;
     // The directory may be a copy, whose job names the original.

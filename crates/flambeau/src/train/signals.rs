@@ -13,11 +13,11 @@ pub(super) enum Signal {
     Terminate,
 }
 
-/// The signals that this process gets.
+/// The signals to this process; none if they are not obeyed.
 pub(super) struct Signals(Option<[unix::Signal; 2]>);
 
 impl Signals {
-    /// Listens to signals if `obeyed`. Otherwise there are none.
+    /// Listens to signals if `obeyed` is true. Otherwise [`Self::next`] waits for ever.
     pub(super) fn new(obeyed: bool) -> Result<Self, CommandError> {
         let listen = |kind| unix::signal(kind).map_err(CommandError::file("signals"));
         Ok(Self(match obeyed {

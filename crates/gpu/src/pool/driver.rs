@@ -15,8 +15,8 @@ use cudarc::driver::{CudaContext, DriverError};
 use super::Usage;
 use crate::{Error, driver_error};
 
-/// Keeps the memory of a GPU's current pool when it is free, for the next allocations of this process. By default, the driver takes free
-/// memory back each time the process waits for the GPU.
+/// Lets a GPU's current pool keep freed memory for later allocations of this process. By default, the driver takes
+/// freed memory back each time the process waits for the GPU.
 ///
 /// # Errors
 /// [`Error::Driver`].
@@ -26,12 +26,12 @@ pub fn retain(gpu: usize) -> Result<(), Error> {
     keep().map_err(driver_error("keep free memory"))
 }
 
-/// Makes a pool of at most so many bytes the GPU's current pool, until this process ends. The driver rounds the limit up. The pool takes all of
-/// this memory at once if `reserve` is true, and otherwise when it is needed. It keeps memory that is free again. The driver's
-/// own memory and that of libraries is outside of the pool.
+/// Makes a new pool the GPU's current pool until this process ends. It has at most `bytes` bytes; the driver rounds
+/// this limit up. If `reserve` is true, the pool takes all of this memory at once, otherwise only when it is needed.
+/// The pool keeps freed memory. The memory of the driver itself and of libraries is outside of the pool.
 ///
 /// # Errors
-/// [`Error::Driver`], for example if less memory is free than it reserves.
+/// [`Error::Driver`], for example if less memory is free than the pool reserves.
 pub fn limit(gpu: usize, bytes: u64, reserve: bool) -> Result<(), Error> {
     let context = keep_open(gpu)?;
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -116,7 +116,7 @@ fn create(context: &CudaContext, bytes: usize) -> Result<CUmemoryPool, DriverErr
     unsafe { mem_pool::create(&properties) }
 }
 
-/// Sets the free memory that a pool keeps to all of it.
+/// Lets a pool keep all of its freed memory.
 fn set_threshold(pool: CUmemoryPool) -> Result<(), DriverError> {
     let mut threshold = u64::MAX;
     // SAFETY: the pool is valid, and this attribute is a number of 64 bits.

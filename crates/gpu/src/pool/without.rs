@@ -1,7 +1,7 @@
 use super::Usage;
 use crate::Error;
 
-/// Keeps the memory of a GPU's current pool when it is free.
+/// Lets a GPU's current pool keep freed memory for later allocations of this process.
 ///
 /// # Errors
 /// [`Error::NotBuilt`].
@@ -9,7 +9,7 @@ pub fn retain(_gpu: usize) -> Result<(), Error> {
     Err(Error::NotBuilt)
 }
 
-/// Makes a pool of at most so many bytes a GPU's current pool.
+/// Makes a new pool of at most `bytes` bytes the GPU's current pool.
 ///
 /// # Errors
 /// [`Error::NotBuilt`].

@@ -34,21 +34,22 @@ pub struct PlacedTable {
     pub shards: Vec<u32>,
 }
 
-/// The origin of a shard's values. A server that has held them since this epoch keeps them; any other
-/// server loads them.
+/// The origin of a shard's values. A server that has held the values since `epoch` keeps them; any other server loads
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
     /// The epoch in which the values were, or are to be, loaded.
     pub epoch: Epoch,
-    /// The location of the checkpoint, and its number there; none if the values come from the initialiser.
+    /// The location of the checkpoint, and its number there; `None` if the worker that initialises the variables sends
+    /// the values.
     pub checkpoint: Option<(String, u64)>,
-    /// The run that has written the checkpoint; empty if it is not known.
+    /// The id of the run that has written the checkpoint; empty if unknown.
     #[serde(default)]
     pub run: String,
 }
 
 impl Source {
-    /// Returns the source of values that the initialiser sends in an epoch.
+    /// Returns the source of values that the worker that initialises the variables sends in an epoch.
     pub fn initializer(epoch: Epoch) -> Self {
         Self {
             epoch,
@@ -61,14 +62,15 @@ impl Source {
 /// The server of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShardServer {
-    /// This server holds the shard, at this address, as host:port.
+    /// This server holds the shard, at this address, as host:port or unix:PATH.
     At(Task, String),
-    /// This server held the shard and is gone. The shard waits for another one.
+    /// This server held the shard and is gone. The shard waits for another server.
     Lost(Task),
 }
 
 impl ShardServer {
-    /// Returns a server at an address; one without an address is lost, as in messages and in stored maps.
+    /// Returns the server at an address. An empty address means that the server is lost, as in messages and in stored
+    /// maps.
     pub fn new(task: Task, address: String) -> Self {
         match address.is_empty() {
             true => Self::Lost(task),
@@ -76,7 +78,7 @@ impl ShardServer {
         }
     }
 
-    /// Returns the server, or the last one.
+    /// Returns the server that holds the shard, or the lost one that held it.
     pub fn task(&self) -> Task {
         match self {
             Self::At(task, _) | Self::Lost(task) => *task,
@@ -133,8 +135,8 @@ impl From<PlacedShard> for StoredShard {
     }
 }
 
-/// Where everything lives, within one epoch. Which block is on which shard does not change while a
-/// job runs.
+/// The placement of blocks on shards, and of shards on servers, in one epoch. Each block stays on the same shard while
+/// a job runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardMap {
     /// The epoch of this map.
@@ -146,7 +148,7 @@ pub struct ShardMap {
     /// Index i is the table with the number `variables.len() + i`; sorted by name.
     #[serde(default)]
     pub tables: Vec<PlacedTable>,
-    /// Elements in each block but the last of a variable.
+    /// The number of elements in each block of a variable. The last block may have fewer.
     pub block_elements: usize,
     /// The number of updates that a block will take over the whole job.
     pub total_updates: u64,
@@ -160,7 +162,7 @@ impl ShardMap {
         }
     }
 
-    /// The elements of its variable that a block holds.
+    /// Returns the range of a variable's elements that a block holds.
     ///
     /// # Errors
     /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`]; [`Reason::Malformed`] for a bucket of a table, which has
@@ -174,7 +176,7 @@ impl ShardMap {
         Ok(start..(start + self.block_elements).min(variable.spec.elements()))
     }
 
-    /// Reads the values of a block from a message.
+    /// Reads the elements of a block of a variable from a message.
     ///
     /// # Errors
     /// Those of [`Self::range`] or of [`Elements::read`]. The message names the block.
@@ -185,7 +187,7 @@ impl ShardMap {
         read.map_err(|refusal| self.about(id, refusal))
     }
 
-    /// Reads the values or the gradients of a block from a message.
+    /// Reads the values or the gradients of a block, elements or rows, from a message.
     ///
     /// # Errors
     /// [`Reason::UnknownVariable`], [`Reason::UnknownBlock`], or those of [`Elements::read`] or [`Rows::read`]. The message
@@ -203,7 +205,7 @@ impl ShardMap {
             .map_err(|refusal| self.about(id, refusal))
     }
 
-    /// Returns the table of a bucket; none if the block is one of a variable.
+    /// Returns the table of a bucket; `None` if the block belongs to a variable.
     ///
     /// # Errors
     /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
@@ -214,7 +216,7 @@ impl ShardMap {
         })
     }
 
-    /// Returns the variable or the table that a number in block ids means.
+    /// Returns the variable or the table that has the index `number` in block ids.
     pub fn part_of(&self, number: u32) -> PartOf {
         let number = number as usize;
         match number.checked_sub(self.variables.len()) {
@@ -223,12 +225,12 @@ impl ShardMap {
         }
     }
 
-    /// Returns the number of a table in block ids, which is larger than those of all variables.
+    /// Returns the index in block ids of a table, which follows those of all variables.
     pub fn number_of_table(&self, table: usize) -> u32 {
         (self.variables.len() + table) as u32
     }
 
-    /// Returns a refusal of a block's values that begins with the name of the block.
+    /// Returns a refusal with the name of the block put before its message.
     pub fn about(&self, id: BlockId, refusal: Refusal) -> Refusal {
         Refusal::new(refusal.reason, format!("{} {refusal}", self.describe(id)))
     }
@@ -295,7 +297,7 @@ impl ShardMap {
         }
     }
 
-    /// Returns the variable or the table with a block's number.
+    /// Returns the variable or the table that a block belongs to.
     fn owner(&self, id: BlockId) -> Option<Found<'_>> {
         let number = id.variable as usize;
         match self.variables.get(number) {

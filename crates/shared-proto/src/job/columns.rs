@@ -1,10 +1,10 @@
-//! The columns of tables: their types, and what takes the place of a gap.
+//! The columns of tables: their types, and the replacement of missing numbers.
 
 use serde::{Deserialize, Serialize};
 
 use super::JobError;
 
-/// The most ids of a column: ids are 32-bit numbers.
+/// The maximum number of ids of a column, because ids are 32-bit numbers.
 const MOST_BUCKETS: u64 = u32::MAX as u64;
 
 /// The type of a column, and how its values become inputs of the model.
@@ -13,7 +13,7 @@ const MOST_BUCKETS: u64 = u32::MAX as u64;
 pub enum ColumnType {
     /// Numbers.
     Number {
-        /// The change of the numbers.
+        /// The transformation of the numbers.
         #[serde(default, skip_serializing_if = "is_default")]
         transform: Transform,
         /// The number of buckets of [`Transform::Bucket`]; 10 by default.
@@ -25,10 +25,10 @@ pub enum ColumnType {
     },
     /// Dates and times, as days since the beginning of 1970 in UTC.
     Date {
-        /// How dates are written, in the fields of `strftime`, as in `%d/%m/%Y`. Absent: ISO 8601.
+        /// The format of dates, as in `strftime`, such as `%d/%m/%Y`. Absent: ISO 8601.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         format: Option<String>,
-        /// The change of the number of days.
+        /// The transformation of the number of days.
         #[serde(default, skip_serializing_if = "is_default")]
         transform: Transform,
         /// The number of buckets of [`Transform::Bucket`]; 10 by default.
@@ -38,14 +38,14 @@ pub enum ColumnType {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         missing: Option<Missing>,
     },
-    /// Categories, of which each becomes an id.
+    /// Categories. Each category becomes an id.
     Category {
-        /// The number of ids among which values are spread by a hash. Absent: each value of the training samples has an
-        /// id from 1 on, in sorted order, and all other values have the id 0.
+        /// The number of ids to which a hash maps the values. Absent: each value of the training samples has an id of
+        /// its own, from 1 on in sorted order, and all other values have the id 0.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         buckets: Option<u64>,
     },
-    /// Ids of any number, for embedding tables.
+    /// Ids for embedding tables, without a limit on their number.
     Id {
         /// Whether a cell's id is a hash of its text. Otherwise cells are whole numbers, which are ids as they are.
         #[serde(default = "yes", skip_serializing_if = "is_yes")]
@@ -53,7 +53,7 @@ pub enum ColumnType {
         /// The seed of the hash.
         #[serde(default, skip_serializing_if = "is_default")]
         seed: u64,
-        /// The text between ids, if a cell has any number of them.
+        /// The text between the ids of a cell. Absent: a cell has one id.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         separator: Option<String>,
     },
@@ -61,17 +61,17 @@ pub enum ColumnType {
     Ignore {},
 }
 
-/// What takes the place of a missing number. Statistics are those of the training samples.
+/// The replacement of a missing number. Statistics are those of the training samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Missing {
     /// This number.
     Number(f64),
-    /// A number that follows from the training samples.
+    /// A rule, by its name.
     Rule(MissingRule),
 }
 
-/// What takes the place of a missing number, by name.
+/// A rule for the replacement of a missing number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MissingRule {
@@ -85,23 +85,23 @@ pub enum MissingRule {
     Indicator,
 }
 
-/// The change of a column's numbers. What it needs to know of them is taken from the training samples.
+/// The transformation of a column's numbers. Its parameters are taken from the training samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transform {
     /// None.
     None,
-    /// Less the mean, divided by the standard deviation.
+    /// Subtracts the mean, and divides by the standard deviation.
     #[default]
     Standardise,
     /// `sign(x) ln(1 + |x|)`, which is then standardised.
     Log,
-    /// The number of the bucket, as an id. The buckets hold about equally many training samples.
+    /// The index of the number's bucket, as an id. The buckets hold about equally many training samples.
     Bucket,
 }
 
 impl ColumnType {
-    /// Returns what takes the place of a gap in the column, unless its cells are no numbers.
+    /// Returns the replacement of missing numbers in the column. `None` if the column sets none, or has no numbers.
     pub fn missing(&self) -> Option<Missing> {
         match self {
             Self::Number { missing, .. } | Self::Date { missing, .. } => *missing,
@@ -109,7 +109,7 @@ impl ColumnType {
         }
     }
 
-    /// Returns the column with what takes the place of a gap where it does not say it itself.
+    /// Sets the replacement of missing numbers to `all`, unless the column sets its own or has no numbers.
     #[must_use]
     pub fn or_missing(mut self, all: Option<Missing>) -> Self {
         if let Self::Number { missing, .. } | Self::Date { missing, .. } = &mut self {
@@ -178,7 +178,7 @@ impl ColumnType {
     }
 }
 
-/// Refuses a number in place of gaps that is not finite.
+/// Refuses a replacement of missing numbers that is not finite.
 pub(super) fn check_missing(field: &'static str, missing: Option<Missing>) -> Result<(), JobError> {
     match missing {
         Some(Missing::Number(number)) if !(number as f32).is_finite() => Err(JobError::Setting {

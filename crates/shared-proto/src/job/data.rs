@@ -19,40 +19,43 @@ pub struct Data {
     pub dir: Option<PathBuf>,
     /// CSV, Parquet: the name of the column with the label.
     pub label: String,
-    /// CSV, Parquet, LIBSVM: what the labels are.
+    /// CSV, Parquet, LIBSVM: the kind of the labels.
     pub target: TargetKind,
-    /// CSV, Parquet, LIBSVM: the change of labels that are numbers. Metrics and predictions are in the unit of the labels.
+    /// CSV, Parquet, LIBSVM: the transformation of labels that are numbers. Metrics and predictions stay in the unit of
+    /// the labels.
     #[serde(skip_serializing_if = "is_default")]
     pub label_transform: LabelTransform,
     /// The share of the samples that is held out for evaluation, where no separate file has them.
     pub held_out: f64,
-    /// Batches that a worker prepares ahead of the one that it computes.
+    /// The number of batches that a worker prepares ahead of the one that it computes.
     pub prefetch: u32,
     /// CSV, Parquet, LIBSVM, Criteo, folders of pictures: samples are read from their files in each pass, and not held in
     /// memory.
     pub stream: bool,
-    /// Streamed data: the mebibytes of the files of which the samples are shuffled together. A worker holds twice as many.
+    /// Streamed data: the size in MiB of the parts of files whose samples are shuffled together. A worker holds twice
+    /// as much.
     pub shuffle_mebibytes: u32,
-    /// CSV: the character between fields. Absent: of comma, tab, semicolon and `|` the one that the first line has most often.
+    /// CSV: the character between fields. Absent: the one of comma, tab, semicolon and `|` that is most frequent in the
+    /// first line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delimiter: Option<char>,
-    /// CSV: the character before the fraction of a number.
+    /// CSV: the decimal separator of numbers.
     #[serde(skip_serializing_if = "is_point")]
     pub decimal: char,
     /// CSV: whether the first line has the names of the columns.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub header: bool,
-    /// CSV without a line of names: the names of the columns. Absent: their numbers, from 0.
+    /// CSV without a line of names: the names of the columns. Absent: the names are the columns' indices, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column_names: Option<Vec<String>>,
-    /// CSV, Parquet: what takes the place of a missing number or date, in all columns that do not say it themselves. Absent: a gap
-    /// is an error.
+    /// CSV, Parquet: the replacement of missing numbers and dates in columns that do not set their own. Absent: a
+    /// missing value is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing: Option<Missing>,
     /// CSV, Parquet, LIBSVM: the texts that stand for a missing value, besides an empty cell. Absent: those of pandas and R.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_texts: Option<Vec<String>>,
-    /// CSV, Parquet, LIBSVM: what becomes of a sample without a label.
+    /// CSV, Parquet, LIBSVM: the treatment of a sample without a label.
     #[serde(skip_serializing_if = "is_default")]
     pub missing_label: MissingLabel,
     /// CSV, Parquet: the column with the weight of each sample in loss and metrics. Absent: all samples count alike.
@@ -67,26 +70,27 @@ pub struct Data {
     /// Sources of pictures: how they are resized, normalised and varied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pictures: Option<Pictures>,
-    /// Settings of the source's own; a source refuses those that it does not have.
+    /// Settings that only this source has. A source refuses settings that it does not have.
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub options: toml::Table,
 }
 
-/// The changes of pictures, samples of shape `[channels, rows, columns]`, in the order of these fields.
+/// The transformations of pictures, in the order of these fields. A picture is a sample of shape `[channels, rows,
+/// columns]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pictures {
-    /// The rows and the columns that all pictures get.
+    /// The number of rows, and of columns, to which all pictures are resized.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resize: Option<u32>,
-    /// Training: zeros that are added at each side. Of the result a window of the picture's size is taken, at a place that
-    /// is drawn again in each pass.
+    /// Training: the number of zeros that are added at each side. From the result, a window of the picture's size is
+    /// cut at a random place, which is drawn again in each pass.
     #[serde(skip_serializing_if = "is_default")]
     pub crop: u32,
     /// Training: each picture is mirrored left to right with probability 1/2, drawn again in each pass.
     #[serde(skip_serializing_if = "is_default")]
     pub flip: bool,
-    /// Subtracted from all values, a number for each channel.
+    /// The number that is subtracted from all values of a channel, for each channel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mean: Vec<f32>,
     /// A divisor for each channel. It divides the values after `mean` is subtracted.
@@ -98,25 +102,26 @@ pub struct Pictures {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TargetKind {
-    /// It follows from the labels: numbers if one has a fraction, else classes (LIBSVM: two labels are 0 and 1).
+    /// Determined by the labels: numbers if one has a fraction, otherwise classes (LIBSVM: binary if there are two
+    /// labels).
     #[default]
     Auto,
     /// One of several classes.
     Class,
-    /// 0 or 1: the lower of two labels is 0.
+    /// 0 or 1. The lower of the two labels becomes 0.
     Binary,
     /// A number.
     Number,
 }
 
-/// The change of labels that are numbers.
+/// The transformation of labels that are numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LabelTransform {
     /// None.
     #[default]
     None,
-    /// Less the mean of the training labels, divided by their standard deviation.
+    /// Subtracts the mean of the training labels, and divides by their standard deviation.
     Standardise,
 }
 
@@ -160,7 +165,7 @@ impl Default for Data {
 }
 
 impl Data {
-    /// Checks that the settings of each column make sense.
+    /// Checks the settings of columns, of weights and of the delimiter.
     pub(super) fn validate_columns(&self) -> Result<(), JobError> {
         check_missing("data.missing", self.missing)?;
         if let Some(delimiter) = self
@@ -211,7 +216,7 @@ impl Data {
 }
 
 impl Pictures {
-    /// The most rows and columns of a picture, and the most zeros at a side.
+    /// The maximum of `resize` and of `crop`.
     const MOST: u32 = 1 << 12;
 
     pub(super) fn validate(&self) -> Result<(), JobError> {

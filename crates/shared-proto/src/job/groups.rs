@@ -46,7 +46,8 @@ impl Group {
         matches_pattern(&self.variables, name)
     }
 
-    /// Returns the group's optimizer, which is `base` where the group says nothing else.
+    /// Returns the optimizer of the group's variables: its own or `base`, with the group's learning rate and weight
+    /// decay if these are set.
     fn optimizer(&self, base: &Optimizer) -> Result<Optimizer, JobError> {
         let mut optimizer = self.optimizer.as_ref().unwrap_or(base).clone();
         if let Some(rate) = self.learning_rate {
@@ -124,8 +125,9 @@ impl Job {
         self.ema_decay.is_some() || self.averages_last_weights()
     }
 
-    /// Returns whether servers average the last weights: `strategy.correction.average`. Weights that `l1` sets to 0 are not averaged, because
-    /// the mean would not be 0.
+    /// Returns whether servers average the last weights (`strategy.correction.average`). They do not with a single
+    /// worker, with `ema_decay`, or if an FTRL optimizer has `l1`: the mean of a weight that `l1` sets to 0 would not
+    /// be 0.
     pub fn averages_last_weights(&self) -> bool {
         let of_group = |group: &Group| group.optimizer(&self.optimizer);
         let mut optimizers = self.groups.iter().flat_map(of_group);
@@ -140,7 +142,7 @@ impl Job {
             && !optimizers.any(|own| is_sparse(&own))
     }
 
-    /// Returns the kind of a variable that a model asks for under this name.
+    /// Returns the kind of the model's variable with this name.
     pub fn kind_of(&self, name: &str) -> VariableKind {
         match self.group_of(name) {
             Some(group) if group.frozen => VariableKind::Frozen,
@@ -148,8 +150,8 @@ impl Job {
         }
     }
 
-    /// Returns how many values at most a server keeps of each element of a variable beside those in checkpoints: look-ahead weights and
-    /// averages.
+    /// Returns the maximum number of values that a server keeps for each element of a variable in addition to those in
+    /// checkpoints: look-ahead weights and averages.
     pub fn copies_of(&self, name: &str, kind: VariableKind) -> usize {
         let one_worker = self.cluster.workers == Some(1);
         if !self.strategy.corrects() || one_worker || !kind.takes_updates() {
@@ -161,7 +163,8 @@ impl Job {
         usize::from(ahead) + usize::from(self.averages_last_weights())
     }
 
-    /// Returns the number of values that a server keeps beside each element of a variable, and in checkpoints.
+    /// Returns the number of values that a server keeps beside each element of a variable, and that checkpoints have:
+    /// the optimizer's state, and the average of `ema_decay`.
     pub fn slots_of(&self, name: &str, kind: VariableKind) -> usize {
         match kind.is_optimized() {
             true => {

@@ -41,7 +41,7 @@ pub use template::template;
 
 use crate::wire::Dtype;
 
-/// The most servers of a job.
+/// The maximum number of parameter servers of a job.
 pub const MOST_SERVERS: usize = 1 << 16;
 
 /// A job: what is trained, and how. It is the content of a TOML file. A setting that is absent has its default; `flambeau job init` writes
@@ -76,30 +76,31 @@ pub struct Job {
     pub seed: u64,
     /// Passes over the training data.
     pub epochs: u32,
-    /// Stop after so many steps, summed over workers (in sync mode: committed steps), even within
-    /// an epoch.
+    /// The number of steps after which the job stops, even within an epoch, summed over workers (in sync mode:
+    /// committed steps). Absent: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// Samples that a worker computes together.
+    /// The number of samples that a worker computes together.
     pub batch_size: u32,
-    /// Batches in a worker's step. The mean of their gradients is that of a batch so many times as large, except in
-    /// layers that compute with several samples at a time: batch normalisation takes mean and variance from each batch, or from
-    /// those batches of all replicas that have the same place in the step.
+    /// The number of batches in a worker's step. The mean of their gradients equals the gradient of one batch that is
+    /// larger by this factor, except in layers that compute with several samples at a time: batch normalisation takes
+    /// mean and variance from each batch, or from the batches of all replicas that have the same place in the step.
     pub accumulate: u32,
     /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,
-    /// Largest absolute value of an element of a step's gradient; larger ones are set to it. The gradient of a step is the mean over all
-    /// workers in sync mode with servers, and that of one worker otherwise.
+    /// The largest absolute value of an element of a step's gradient; larger elements are clipped to it. In sync mode
+    /// with servers, the gradient of a step is the mean over all workers, otherwise that of one worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_value: Option<f32>,
-    /// Largest global norm of a step's gradient, after `clip_value`; a longer one is scaled down to it.
+    /// The largest global norm of a step's gradient, after `clip_value`; a gradient with a larger norm is scaled down
+    /// to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
     /// The share of the weights' exponential moving average that remains after an update. Servers keep the average beside
     /// the weights; evaluations measure it, and `model.safetensors` holds it. Absent: no average.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_decay: Option<f32>,
-    /// Steps between two lines of `metrics.jsonl`, summed over workers.
+    /// The number of steps between two lines of `metrics.jsonl`, summed over workers.
     pub log_every: u64,
     /// The passes over the data after which a worker evaluates the model.
     pub evaluations: Evaluations,
@@ -175,9 +176,9 @@ impl Default for Job {
 /// The limits on the gradient of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Clip {
-    /// The largest absolute value of an element; larger ones are set to it.
+    /// The largest absolute value of an element; larger elements are clipped to it. `None`: no limit.
     pub value: Option<f32>,
-    /// The largest global norm; longer gradients are scaled down to it.
+    /// The largest global norm; gradients with a larger norm are scaled down to it. `None`: no limit.
     pub norm: Option<f32>,
 }
 
@@ -187,12 +188,12 @@ pub struct Clip {
 pub struct Model {
     /// The name of a model that ships, such as `mlp` (`flambeau job init -` prints all), or of one of your own.
     pub name: String,
-    /// A file with initial values, of safetensors or PyTorch, which each worker sees. Variables that it lacks have their
-    /// usual ones.
+    /// A safetensors or PyTorch file with initial values, which each worker can read. Variables that the file lacks
+    /// have their usual initial values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_from: Option<PathBuf>,
-    /// What the names in `init_from` have before those of the model's variables, such as `backbone.`. Absent: `module.`, `_orig_mod.` or `model.`,
-    /// if all have it.
+    /// The prefix of names in `init_from` that the names of the model's variables do not have, such as `backbone.`.
+    /// Absent: `module.`, `_orig_mod.` or `model.`, if all names have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_strip: Option<String>,
     /// Patterns of the names of variables that have their usual initial values although `init_from` has others.
@@ -202,10 +203,11 @@ pub struct Model {
     pub hidden: Vec<usize>,
     /// Channels of the convolutions (cnn).
     pub channels: Vec<usize>,
-    /// Elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm, two-tower).
+    /// The number of elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm,
+    /// two-tower).
     pub embedding: usize,
-    /// True if the vectors of categories are rows of tables, of which a step has only those of its samples (logistic, mlp,
-    /// factorization-machine; deepfm, wide-deep, dlrm and two-tower always have tables).
+    /// True if the vectors of categories are rows of tables, so that a step needs only the rows of its samples
+    /// (logistic, mlp, factorization-machine; deepfm, wide-deep, dlrm and two-tower always have tables).
     pub tables: bool,
     /// The type of numbers in matrix products and convolutions. Variables and all else are `f32`.
     pub precision: Precision,
@@ -256,7 +258,7 @@ impl Model {
 pub enum Wire {
     /// 32 bits: the numbers that are computed, unchanged.
     F32,
-    /// The upper half of each: half the bytes, three significant digits, the same range.
+    /// bfloat16: half the bytes, two to three significant digits, the same range.
     Bf16,
     /// Half precision: half the bytes, four significant digits, nothing above 65504.
     F16,
@@ -310,19 +312,21 @@ impl Mode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cluster {
-    /// Parameter servers among which variables are spread; later ones are spares. Absent: as many
-    /// as there are when none has joined for three seconds.
+    /// The number of parameter servers among which variables are spread; servers that join later are spares. Absent:
+    /// all servers that are there once none has joined for three seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ps: Option<u32>,
-    /// Workers that must be there before training begins; more may join at any time. Absent: one.
+    /// The number of workers that must be there before training begins; more may join at any time. Absent: one, or
+    /// `strategy.stage_workers`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
     /// The seconds without a heartbeat after which a process counts as dead.
     pub lease_seconds: f64,
-    /// A worker that sends heartbeats, but finishes no step for this long, is evicted. A checkpoint that
-    /// makes no progress for this long is given up; the last one, once it has failed for this long. A job
-    /// in which no worker can work for this long fails, and so does one that waits for this long for members before its
-    /// training begins, or once it was submitted to a long-lived cluster at any time.
+    /// The longest standstill in seconds. A worker that sends heartbeats, but finishes no step for this long, is
+    /// evicted. A checkpoint that makes no progress for this long is given up; the last checkpoint of a job is given up
+    /// once it has failed for this long. A job fails if no worker can work for this long, or if it waits this long for
+    /// members before its training begins. A job that was submitted to a long-lived cluster also fails if it waits this
+    /// long for members later.
     pub stall_seconds: f64,
 }
 
@@ -343,23 +347,24 @@ impl Default for Cluster {
 pub struct Checkpoint {
     /// True to write checkpoints. Without them, the death of a server ends the job.
     pub enabled: bool,
-    /// A folder, or an URL as in `s3://bucket/folder`, that the coordinator and all servers see.
-    /// Absent: a folder in the run directory.
+    /// A folder, or a URL as in `s3://bucket/folder`, to which the coordinator and all servers have access. Absent: a
+    /// folder in the run directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// Seconds between two checkpoints.
+    /// The time between two checkpoints, in seconds.
     pub every_seconds: f64,
-    /// Steps between two checkpoints, summed over workers (in sync mode: committed steps), if these pass before
-    /// the seconds do.
+    /// The number of steps between two checkpoints, summed over workers (in sync mode: committed steps), if these are
+    /// done before `every_seconds` have passed. Absent: only the time counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
     /// The number of checkpoints that are kept. Older ones are deleted, unless a kept one builds on them.
     pub keep: u32,
-    /// Sync mode: MiB of its shard that a server may copy, so that steps continue while a checkpoint is written. If
-    /// more than that is still to be written, steps wait.
+    /// Sync mode: the size in MiB of the part of its shard that a server may copy, so that steps continue while a
+    /// checkpoint is written. If more than this is still to be written, steps wait.
     #[serde(alias = "aside_mebibytes")]
     pub snapshot_mebibytes: u64,
-    /// The most incremental checkpoints in a row, which have only the changed rows of tables; the next one has all rows.
+    /// The maximum number of incremental checkpoints in a row, which have only the changed rows of tables. The
+    /// checkpoint after them has all rows.
     pub increments: u32,
     /// The action when there is no room for a checkpoint.
     pub on_full_disk: OnFullDisk,
@@ -369,7 +374,8 @@ pub struct Checkpoint {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnFullDisk {
-    /// Training continues, and checkpoints wait for room. So does the end of the job, which needs the last one.
+    /// Training continues, and checkpoints wait for room. The end of the job waits too, because it needs the last
+    /// checkpoint.
     #[default]
     Wait,
     /// The job ends with an error.
@@ -417,8 +423,8 @@ pub mod run_dir {
     /// The record of `best.safetensors`, one JSON object: the metric of its evaluation, the value, the pass over the
     /// data and the run.
     pub const BEST_RECORD: &str = "best.json";
-    /// The parameters of a table's columns, and the names of classes: means, vocabularies, labels. It is there for tables,
-    /// and for data with a file or a folder for each class.
+    /// The parameters of a table's columns, such as means and vocabularies, and the names of classes. The file is there
+    /// for tables, and for data with a file or a folder for each class.
     pub const TRANSFORMS: &str = "transforms.json";
     /// The folder of checkpoints, unless the job gives another location.
     pub const CHECKPOINTS: &str = "checkpoints";
@@ -458,7 +464,8 @@ impl Job {
         }
     }
 
-    /// Returns whether the servers limit the mean over all workers, in place of the workers, each of which would limit its own gradient.
+    /// Returns whether the servers limit the mean gradient over all workers. Otherwise, each worker limits its own
+    /// gradient.
     pub fn servers_clip(&self) -> bool {
         !self.strategy.name.has_ring()
             && self.strategy.mode == Mode::Sync
@@ -478,8 +485,8 @@ impl Job {
         u64::from(self.batch_size) * u64::from(self.accumulate)
     }
 
-    /// Returns the number of updates that a block on servers takes over `samples` samples. Learning-rate schedules stretch
-    /// over them by default. `workers` share each step in sync mode.
+    /// Returns the number of updates that a block on servers takes in the whole job, if a pass has `samples` samples.
+    /// By default, learning-rate schedules stretch over these updates. In sync mode, `workers` workers share each step.
     pub fn total_updates(&self, samples: u64, workers: u64) -> u64 {
         match self.strategy.mode {
             Mode::Sync => self.total_steps_together(samples, workers),
@@ -487,7 +494,8 @@ impl Job {
         }
     }
 
-    /// Returns the number of steps over `samples` samples of which `workers` make each one together.
+    /// Returns the number of steps of the whole job, if a pass has `samples` samples and `workers` workers make each
+    /// step together.
     pub fn total_steps_together(&self, samples: u64, workers: u64) -> u64 {
         let per_update = self.samples_per_step().saturating_mul(workers.max(1));
         let whole = samples

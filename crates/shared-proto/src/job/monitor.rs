@@ -8,10 +8,10 @@ use super::JobError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evaluations {
-    /// Each one.
+    /// Each pass.
     #[default]
     EachEpoch,
-    /// The last one. `flambeau evaluator` can evaluate checkpoints meanwhile, so that no worker has to.
+    /// The last pass. `flambeau evaluator` can evaluate checkpoints meanwhile, so that no worker has to.
     Last,
 }
 
@@ -24,7 +24,7 @@ pub struct EarlyStopping {
     /// The direction in which the metric improves. Absent: by the metric's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goal: Option<Goal>,
-    /// The job stops after so many evaluations in a row without an improvement.
+    /// The number of evaluations in a row without an improvement after which the job stops.
     pub patience: u32,
     /// The least change that counts as an improvement.
     pub min_delta: f64,
@@ -50,15 +50,15 @@ pub struct Plateau {
     /// The direction in which the metric improves. Absent: by the metric's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goal: Option<Goal>,
-    /// The part of the learning rate that remains when it falls.
+    /// The factor by which the learning rate is multiplied when it falls.
     pub factor: f64,
-    /// The learning rate falls after so many evaluations in a row without an improvement.
+    /// The number of evaluations in a row without an improvement after which the learning rate falls.
     pub patience: u32,
     /// The least change that counts as an improvement.
     pub min_delta: f64,
-    /// The evaluations after a fall that do not count as ones without an improvement.
+    /// The number of evaluations after a fall of the learning rate that do not count towards `patience`.
     pub cooldown: u32,
-    /// The learning rate below which none falls.
+    /// No learning rate is lowered below this one.
     pub min_learning_rate: f32,
 }
 
@@ -116,8 +116,8 @@ impl Goal {
         }
     }
 
-    /// Returns whether a value is better than another one by more than `delta`. NaN is never better, and any other value is better
-    /// than none.
+    /// Returns whether `value` is better than `than` by more than `delta`. NaN is never better. Any other value is
+    /// better than `None`.
     pub fn is_better(self, value: f64, than: Option<f64>, delta: f64) -> bool {
         let Some(than) = than else {
             return !value.is_nan();

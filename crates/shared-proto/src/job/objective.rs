@@ -1,4 +1,4 @@
-//! What a job makes small, and what it measures.
+//! The loss that a job minimises, and the metrics that it measures.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use super::JobError;
 pub struct Objective {
     /// The loss function.
     pub loss: LossName,
-    /// Cross entropy: the share of each sample's weight that all classes share, at least 0 and below 1.
+    /// Cross entropy: the share of each target's probability that is spread over all classes, at least 0 and below 1.
     pub label_smoothing: f32,
     /// The metrics of evaluations, beside the loss: `accuracy`, `top_5`, `auc`, `log_loss`, `f1`, `calibration`, `rmse`,
     /// `mae`. Empty: the usual ones for the loss.

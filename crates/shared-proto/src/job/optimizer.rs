@@ -25,7 +25,7 @@ settings! {
     Sgd {
         /// Step size.
         learning_rate: f32 = 0.1,
-        /// Added to the gradient, times the weight.
+        /// The weight times this factor is added to the gradient.
         weight_decay: f32 = 0.0,
     }
 }
@@ -38,7 +38,7 @@ settings! {
         momentum: f32 = 0.9,
         /// Look ahead along the velocity.
         nesterov: bool = false,
-        /// Added to the gradient, times the weight.
+        /// The weight times this factor is added to the gradient.
         weight_decay: f32 = 0.0,
     }
 }
@@ -51,7 +51,7 @@ settings! {
         initial_accumulator: f32 = 0.0,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-10,
-        /// Added to the gradient, times the weight.
+        /// The weight times this factor is added to the gradient.
         weight_decay: f32 = 0.0,
     }
 }
@@ -66,12 +66,12 @@ settings! {
         epsilon: f32 = 1e-8,
         /// The share of the velocity that remains after a step.
         momentum: f32 = 0.0,
-        /// Added to the gradient, times the weight.
+        /// The weight times this factor is added to the gradient.
         weight_decay: f32 = 0.0,
     }
 }
 settings! {
-    /// Adam with weight decay of its own (AdamW).
+    /// Adam with decoupled weight decay (AdamW).
     AdamW {
         /// Step size.
         learning_rate: f32 = 0.001,
@@ -81,7 +81,7 @@ settings! {
         beta2: f32 = 0.999,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-8,
-        /// Taken off the weight itself, times the step size.
+        /// The weight times this factor and the step size is subtracted from the weight itself.
         weight_decay: f32 = 0.01,
     }
 }
@@ -96,7 +96,7 @@ settings! {
         beta2: f32 = 0.999,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-8,
-        /// Added to the gradient, times the weight.
+        /// The weight times this factor is added to the gradient.
         weight_decay: f32 = 0.0,
     }
 }
@@ -113,7 +113,7 @@ settings! {
         l1: f32 = 0.0,
         /// Shrinks weights.
         l2: f32 = 0.0,
-        /// Added to the gradient, twice times the weight; not to the sum of squares.
+        /// The weight times twice this factor is added to the gradient, but not to the sum of squares.
         l2_shrinkage: f32 = 0.0,
         /// Added to the inverse step size.
         beta: f32 = 0.0,
@@ -141,7 +141,7 @@ macro_rules! optimizers {
                 }
             }
 
-            /// Returns the name by which it is chosen.
+            /// Returns the name by which the optimizer is chosen.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$kind(_) => $name,)*
@@ -155,7 +155,7 @@ macro_rules! optimizers {
                 }
             }
 
-            /// Returns the learning rate before any schedule, to be set.
+            /// Returns a mutable reference to the learning rate before any schedule.
             pub fn learning_rate_mut(&mut self) -> &mut f32 {
                 match self {
                     $(Self::$kind(settings) => &mut settings.learning_rate,)*
@@ -189,7 +189,7 @@ impl Default for Optimizer {
 }
 
 impl Optimizer {
-    /// Returns whether a step depends on the gradients of earlier ones in its direction.
+    /// Returns whether the direction of a step depends on the gradients of earlier steps.
     pub fn has_momentum(&self) -> bool {
         self.momentum() > 0.0
     }
@@ -218,7 +218,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns the weight decay, to be set; none for an optimizer without one.
+    /// Returns a mutable reference to the weight decay; `None` for an optimizer without one.
     pub fn weight_decay_mut(&mut self) -> Option<&mut f32> {
         match self {
             Self::Sgd(s) => Some(&mut s.weight_decay),
@@ -300,13 +300,14 @@ impl Optimizer {
 pub struct Schedule {
     /// The factor's shape after warm-up.
     pub kind: ScheduleKind,
-    /// Updates over which the factor first rises in a line to 1. 0: none.
+    /// The number of updates over which the factor first rises linearly to 1. 0: no warm-up.
     pub warmup_steps: u64,
-    /// `step`: updates between two cuts.
+    /// `step`: the number of updates between two cuts.
     pub step_every: u64,
     /// `step`: the share of the factor that each cut leaves.
     pub step_factor: f32,
-    /// `cosine`: updates at which the floor is reached, warm-up included. Absent: at the job's end.
+    /// `cosine`: the number of updates, warm-up included, after which the factor reaches the floor. Absent: at the
+    /// job's end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
     /// `cosine`: the factor at the end.
@@ -319,7 +320,7 @@ pub struct Schedule {
 pub enum ScheduleKind {
     /// The factor stays 1.
     Constant,
-    /// The factor is cut at a fixed number of updates.
+    /// The factor is cut each time a fixed number of updates is done.
     Step,
     /// The factor falls along half a cosine wave.
     Cosine,

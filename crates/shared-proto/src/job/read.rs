@@ -21,7 +21,8 @@ impl Job {
         Ok(toml::from_str(text)?)
     }
 
-    /// Returns the job with one setting changed, given as `key.of.it=value`.
+    /// Returns the job with one setting changed, given as `path.to.key=value`. A change of `strategy.name` also changes
+    /// the mode, if this is the usual one of the old strategy.
     ///
     /// # Errors
     /// If there is no such setting, or it cannot have that value.

@@ -24,27 +24,29 @@ pub struct Strategy {
     pub wire: Wire,
     /// The samples over which batch normalisation takes mean and variance.
     pub batch_norm: BatchNorm,
-    /// The number of workers of a ring that have each part of the optimizer's state. None: all workers have all of it.
+    /// The number of workers of a ring that hold each part of the optimizer's state. Absent: all workers hold all of
+    /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer_copies: Option<u32>,
-    /// The size in MiB of the buckets in which gradients leave for the other workers of a ring, while the backward pass makes the
-    /// next ones; absent: an eighth of the gradients, at least 0.5 and at most 25.
+    /// The size in MiB of the buckets in which a worker sends gradients to the other workers of a ring while the
+    /// backward pass makes the next ones; absent: an eighth of the gradients, at least 0.5 and at most 25.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_mebibytes: Option<f64>,
-    /// The place where devices add up their gradients; absent: with `mirrored` the GPUs, by NCCL, where it is possible, and otherwise the
-    /// workers' memory.
+    /// The place where devices add up their gradients; absent: with `mirrored` the GPUs, by NCCL, if this is possible,
+    /// otherwise the workers' memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cross_device: Option<CrossDevice>,
     /// `model-parallel`: the order in which stages compute micro-batches; absent: [`PipelineSchedule::OneForwardOneBackward`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<PipelineSchedule>,
-    /// `model-parallel`: the micro-batches that a batch is cut into; absent: four for each device.
+    /// `model-parallel`: the number of micro-batches that a batch is cut into; absent: four for each device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<u32>,
-    /// `model-parallel`: the stages that the model is cut into; absent: one for each device.
+    /// `model-parallel`: the number of stages that the model is cut into; absent: one for each device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<u32>,
-    /// `model-parallel`: the workers that hold the stages of a model together; absent: each worker holds all stages.
+    /// `model-parallel`: the number of workers that hold the stages of a model together; absent: each worker holds all
+    /// stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stage_workers: Option<u32>,
     /// The number of workers of a ring that a step does not wait for; absent: each step waits for all.
@@ -55,20 +57,24 @@ pub struct Strategy {
     pub correction: Correction,
 }
 
-/// What servers do, outside sync mode, about gradients that were computed with old weights. The updates of a single worker stay as they are. Steps
-/// of rows follow their own staleness; `step_limit`, `look_ahead` and `average` concern dense variables.
+/// What servers do, outside sync mode, about gradients that were computed with old weights. The updates of a single
+/// worker stay as they are. Steps of rows are scaled by each row's own staleness; `step_limit`, `look_ahead` and
+/// `average` concern only dense variables.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Correction {
     /// False: each gradient is applied as if it were new.
     pub enabled: bool,
-    /// The part of the norm of a block's weights by which all updates in flight may move them; with momentum, times the root of 1 minus it. A
-    /// longer step is shortened, but not below about its share of a synchronous step.
+    /// The norm by which all updates in flight together may move a block's weights, relative to the norm of these
+    /// weights. With momentum `m`, the limit is multiplied by the square root of `1 - m`. A longer step is shortened,
+    /// but not below about its share of a synchronous step.
     pub step_limit: f64,
-    /// True: workers compute with look-ahead weights, those to which the momentum leads until the gradient arrives.
+    /// True: workers compute with look-ahead weights, which are the weights to which the momentum will have led when
+    /// the gradient arrives.
     pub look_ahead: bool,
-    /// The part of a pass over the data over which the weights are averaged that evaluations measure and `model.safetensors` holds; at most
-    /// an eighth of the job, and 1,000 updates. 0, or `ema_decay` in the job: no such average.
+    /// The length of the average of the weights that evaluations measure and `model.safetensors` holds, as a part of a
+    /// pass over the data. The average is over at most an eighth of the job and 1,000 updates. With 0, or with
+    /// `ema_decay` in the job, there is no such average.
     pub average: f64,
 }
 
@@ -115,7 +121,7 @@ impl Strategy {
         self.corrects() && self.correction.average > 0.0
     }
 
-    /// Returns whether servers correct updates by gradients of old weights.
+    /// Returns whether servers correct updates whose gradients were computed with old weights.
     pub fn corrects(&self) -> bool {
         self.correction.enabled && self.mode != Mode::Sync && !self.name.has_ring()
     }
@@ -127,8 +133,8 @@ impl Strategy {
         }
     }
 
-    /// Returns the number of workers of a cluster on one machine, if the job names none. Stages share out the devices of the
-    /// machine already, so more workers than hold a model would only share those.
+    /// Returns the default number of workers of a cluster on one machine. With `model-parallel` this is one stage
+    /// group: its stages take all devices of the machine, so a second group would only share them.
     pub fn usual_workers(&self) -> u32 {
         match self.name {
             StrategyName::ModelParallel => self.stage_groups().workers,
@@ -147,12 +153,13 @@ pub struct StageGroups {
 }
 
 impl StageGroups {
-    /// Returns how many of so many members are in a whole group.
+    /// Returns how many of `members` members are in whole groups.
     pub fn computing(self, members: u64) -> u64 {
         members - members % u64::from(self.workers)
     }
 
-    /// Returns the ranks of the group of a rank; none if the rank is spare.
+    /// Returns the ranks of the group to which `rank` belongs, in a ring with `ranks` ranks. `None` if the rank is
+    /// spare.
     pub fn of(self, rank: u32, ranks: u32) -> Option<Range<u32>> {
         let first = rank - self.place(rank);
         let end = first.saturating_add(self.workers);
@@ -270,7 +277,8 @@ impl CrossDevice {
 /// The order in which the stages of a model compute micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PipelineSchedule {
-    /// Each stage makes the backward pass of a micro-batch as soon as it can, so it holds the activations of few.
+    /// Each stage makes the backward pass of a micro-batch as soon as it can, so it holds the activations of few
+    /// micro-batches.
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
@@ -293,9 +301,10 @@ impl PipelineSchedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BatchNorm {
-    /// Those that a replica computes together.
+    /// The samples that a replica computes together.
     PerReplica,
-    /// Those that all replicas of a step compute together. The replicas add up in the middle of their passes.
+    /// The samples that all replicas of a step compute together. The replicas add up their sums in the middle of their
+    /// passes.
     Synchronised,
 }
 
@@ -350,7 +359,7 @@ impl StrategyName {
         self != Self::ParameterServer
     }
 
-    /// Returns whether there is one worker, and no process to exchange numbers with.
+    /// Returns whether there is exactly one worker, which exchanges numbers with no other process.
     pub fn has_one_worker(self) -> bool {
         match self {
             Self::Mirrored | Self::CentralStorage | Self::OneDevice => true,
@@ -366,7 +375,10 @@ impl StrategyName {
         self.has_ring() && !self.has_one_worker()
     }
 
-    /// Returns whether replicas compute a step together and can add up while they compute. Otherwise, returns why not, and what to do.
+    /// Checks that replicas compute a step together, and can add up numbers while they compute.
+    ///
+    /// # Errors
+    /// The reason why they cannot, and advice to the user.
     pub fn adds_up_within_steps(self) -> Result<(), &'static str> {
         match self {
             Self::Mirrored | Self::CentralStorage | Self::MultiWorkerMirrored | Self::Hybrid => {

@@ -11,10 +11,10 @@ use crate::wire;
 /// The most buckets of a table.
 const MOST_BUCKETS: u32 = 1 << 16;
 
-/// The most counters in a row of all buckets' sketches together.
+/// The maximum number of counters in one row of the sketches of all buckets together.
 const MOST_COUNTERS: u64 = 1 << 30;
 
-/// The most values of a row: a message has room for many rows.
+/// The maximum number of values of a row, so that a message has room for many rows.
 const MOST_VALUES: u32 = 1 << 14;
 
 /// A table of rows. A row has an id, `dimension` values, and the optimizer's state for them.
@@ -23,9 +23,9 @@ const MOST_VALUES: u32 = 1 << 14;
 pub struct TableSpec {
     /// The table's name, as in the model.
     pub name: String,
-    /// Values in each row.
+    /// The number of values in each row.
     pub dimension: u32,
-    /// The number of buckets, in which the table is placed on servers. It never changes.
+    /// The number of buckets in which the rows are spread over servers. It never changes.
     pub buckets: u32,
     /// The values of a new row.
     pub initializer: Initializer,
@@ -70,17 +70,17 @@ impl Storage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
-    /// Each id, by its first gradient. Before that it reads as its initial values.
+    /// Each id gets a row with its first gradient. Before that, the id reads as its initial values.
     #[default]
     All,
-    /// An id with at least this number of gradients. A sketch counts them, and may overestimate.
+    /// An id gets a row once it has had `count` gradients. A sketch counts them, and may overestimate.
     Sights {
         /// The number of gradients, at most 255.
         count: u8,
-        /// Counters in each row of a bucket's sketch. It has four rows, a byte for each counter.
+        /// The number of counters in each row of a bucket's sketch. A sketch has four rows, and a counter is one byte.
         width: u32,
     },
-    /// With this probability, drawn again at each gradient of the id.
+    /// Each gradient of an id without a row gives it one with this probability.
     Chance {
         /// The probability, above 0 and at most 1.
         probability: f32,
@@ -92,11 +92,11 @@ pub enum Admission {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eviction {
-    /// Evicts rows without an update for so long.
+    /// Evicts rows that have had no update for this long.
     pub age: Option<Age>,
     /// Evicts rows of a full table.
     pub capacity: Option<Capacity>,
-    /// Evicts rows in which each value is smaller than this, after their first 16 updates.
+    /// Evicts rows in which each value has a smaller magnitude than this, once they have had 16 updates.
     pub below: Option<f32>,
     /// The number of updates of a bucket from one search for old and small rows to the next; 0 stands for 256.
     pub search_interval: u32,
@@ -112,12 +112,12 @@ pub enum Age {
     Seconds(u32),
 }
 
-/// The most rows of a table. Each bucket has the same part of them. A full bucket evicts a sixteenth of its part, so that it is
-/// not full again at once.
+/// The maximum number of rows of a table. Each bucket has an equal part of it. A full bucket evicts a sixteenth of its
+/// part, so that it is not full again at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
-    /// Rows of the whole table.
+    /// The maximum number of rows of the whole table.
     pub rows: u64,
     /// The rows that are evicted first.
     pub order: EvictionOrder,
@@ -140,9 +140,9 @@ pub enum EvictionOrder {
 pub enum Initializer {
     /// All values are 0.
     Zeros,
-    /// Each value is drawn evenly from `-limit` to `limit`.
+    /// Each value is drawn uniformly from `-limit` to `limit`.
     Uniform {
-        /// The largest size of a value.
+        /// The largest absolute value.
         limit: f32,
     },
     /// Each value is drawn from the normal distribution with mean 0.
@@ -194,7 +194,7 @@ impl RowOptimizer {
 }
 
 impl Default for TableSpec {
-    /// A table of one bucket without a name, of rows of one value.
+    /// A table without a name, with one bucket and rows of one value.
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -211,7 +211,7 @@ impl Default for TableSpec {
 }
 
 impl TableSpec {
-    /// Checks that the settings are possible.
+    /// Checks that the settings are valid.
     ///
     /// # Errors
     /// [`Reason::Malformed`] names the table and the setting.
@@ -290,9 +290,9 @@ impl TableSpec {
 }
 
 impl TableSpec {
-    /// Returns whether the rows of this table and of the other one are stored in the same form, so that this one can take
-    /// the other one's rows from a checkpoint. Rates, the admission of new rows, the limits of eviction and the storage of
-    /// values may differ.
+    /// Returns whether this table and `other` store rows in the same form, so that this table can take the rows of
+    /// `other` from a checkpoint. Learning rates, the admission of new rows (except the presence and the width of a
+    /// sketch), the limits of eviction and the storage of values may differ.
     pub fn is_stored_like(&self, other: &Self) -> bool {
         let optimizer = |spec: &Self| std::mem::discriminant(&spec.optimizer);
         let counters = |spec: &Self| match spec.admission {
@@ -322,7 +322,7 @@ impl TableSpec {
     /// Reads a table from the wire.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] if its settings cannot be read, or are not possible.
+    /// [`Reason::Malformed`] if the table's settings cannot be read, or are not valid.
     pub fn read(table: &wire::Table) -> Result<Self, Refusal> {
         let spec: Self = toml::from_str(&table.spec).map_err(|error| {
             Refusal::new(

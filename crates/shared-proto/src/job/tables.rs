@@ -53,7 +53,8 @@ impl TableSettings {
         set(&mut spec.buckets, self.buckets.as_ref());
     }
 
-    /// Checks the settings. The model has the others; they are checked together when it is built.
+    /// Checks the pattern and the optimizer. The other settings are checked when the model is built, together with the
+    /// model's own.
     pub(super) fn validate(&self) -> Result<(), JobError> {
         let of_table = |error| JobError::Table {
             tables: self.tables.clone(),

@@ -3,11 +3,11 @@
 /// The column in which the comments of settings begin.
 const COMMENTS: usize = 24;
 
-/// The longest line of names.
+/// The maximum width of a line of names, in characters.
 const WIDTH: usize = 120;
 
-/// Returns a job file with every setting and its default. Settings that are absent by default stand behind `#: `. `sources` and
-/// `models` are the names that a job can give.
+/// Returns a job file with every setting and its default. Settings that are absent by default stand behind `#: `.
+/// `sources` and `models` are the names of data sources and of models that a job can use.
 pub fn template<'a>(
     sources: impl Iterator<Item = &'a str>,
     models: impl Iterator<Item = &'a str>,
@@ -19,7 +19,7 @@ pub fn template<'a>(
         .replace("# MODELS", &models)
 }
 
-/// Returns names as a comment of some lines.
+/// Returns names as a comment, in lines of at most `WIDTH` characters.
 fn comment<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let (mut text, mut column) = ("#".to_owned(), COMMENTS + 1);
     for (number, name) in names.enumerate() {

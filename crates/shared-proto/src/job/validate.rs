@@ -5,8 +5,8 @@ mod strategy;
 use super::require::require;
 use super::{BatchNorm, Evaluations, Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
 
-/// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
-/// any time of a clock is still a time.
+/// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the time can be added
+/// to any instant without overflow.
 const LONGEST_SECONDS: f64 = 30.0 * 86_400.0;
 
 /// The most mebibytes of streamed data that are shuffled together.
@@ -26,7 +26,8 @@ fn is_positive(number: f64) -> bool {
 }
 
 impl Job {
-    /// Refuses a staleness bound in a mode that does not use it: the user expects it to have an effect.
+    /// Refuses a staleness bound other than the default in a mode that does not use it, because the user expects it to
+    /// have an effect.
     ///
     /// # Errors
     /// [`JobError::Unused`] names both settings.

@@ -39,11 +39,11 @@ faults! {
         NoGate,
         /// A server answers pulls that are one step beyond the bound.
         LooseBound,
-        /// A worker that computes ahead asks for weights by the clock of the step before.
+        /// A worker that computes ahead asks for weights with the clock of the previous step.
         AsksByEarlierClock,
         /// The min clock is that of the fastest worker.
         FastestMinClock,
-        /// A server commits a step on some of its blocks.
+        /// A server commits a step on only some of its blocks.
         HalfStep,
         /// A server commits its newest step again after its lease has expired.
         CommitsAgain,
@@ -63,11 +63,11 @@ faults! {
         AnsweredBeforeKept,
         /// A change of the coordinator's state counts as persisted before it is on the disk.
         LogNotSynced,
-        /// A coordinator that starts again takes damage of its log for a write that was cut short, and goes on from an older state.
+        /// A restarted coordinator takes damage of its log for a torn write, and resumes from an older state.
         DamageTakenForTheEnd,
         /// The coordinator answers a finished part of a step before the part is persisted.
         PartForgotten,
-        /// A job that goes back keeps its progress.
+        /// A job that goes back to a checkpoint keeps its later progress.
         KeepsProgress,
         /// A server loads an older checkpoint than it is told to.
         OlderCheckpoint,
@@ -77,21 +77,21 @@ faults! {
         EarlyManifest,
         /// A checkpoint of sync mode lacks the newest step that it is to have.
         CheckpointLacksStep,
-        /// A shard that goes back at the end leaves the model as it is.
+        /// The saved model stays as it is after a shard has gone back at the end.
         StaleModel,
-        /// Losses that workers report are not counted.
+        /// Lost updates that workers report are not counted.
         SilentLosses,
-        /// Losses of workers that have died are not derived.
+        /// The lost updates of dead workers are not derived.
         ForgottenLives,
         /// A session does not ask which pushes a restored shard has.
         ReconcilesUnasked,
-        /// A server states one push more than it has taken.
+        /// A server reports one push more than it has taken.
         OutcomeOverstated,
         /// A session does not send unanswered requests again.
         SentOnce,
         /// A pull of rows creates those that are not there.
         ReadsCreate,
-        /// Of a row that several workers have gradients of in a step, only the last gradient counts.
+        /// If several workers have gradients of a row in a step, only the last gradient counts.
         LastContributorsRow,
         /// A worker takes the rows of one bucket for those of another.
         RowsMisplaced,
@@ -99,13 +99,13 @@ faults! {
         RowNotSaved,
         /// A bucket begins without rows after a restore.
         RowsNotRestored,
-        /// A checkpoint has the rows that have changed since the last attempt, though it has failed.
+        /// A checkpoint has only the rows that have changed since the last attempt, although that failed.
         ForgottenChanges,
         /// A row that has changed counts as not changed once it is on disk.
         SpilledAsUnchanged,
-        /// A bucket has only the newest rows after a restore, and not those that they build on.
+        /// After a restore, a bucket has only the rows of the newest checkpoint, not of those that it builds on.
         NewestRowsAlone,
-        /// An id gets a row at its first sight.
+        /// An id gets a row with its first gradient, whatever the table's admission.
         AdmitsAtOnce,
         /// A checkpoint lacks the counts by which ids are admitted.
         SightsNotSaved,
@@ -115,13 +115,13 @@ faults! {
         NeverTooOld,
         /// A checkpoint of changed rows lacks the ids of evicted ones.
         EvictedNotSaved,
-        /// After a restore, no row has had a gradient.
+        /// After a restore, rows count as never updated.
         AgesNotRestored,
     }
     IN_RINGS {
         /// A step of a ring counts once one member has made it.
         CountsEarly,
-        /// Values of a ring before the newest settled one are accepted.
+        /// Values of a ring are accepted although a later ring has settled.
         AbandonedValues,
         /// A member that lacks the newest step does not get the values of one that has it.
         NoBroadcast,
@@ -129,17 +129,17 @@ faults! {
         SpanLost,
         /// The next steps of a ring do not wait until its values are copied for a checkpoint.
         CopyNotAwaited,
-        /// A member that takes values does not take the number of updates.
+        /// A member that takes another's values does not take their number of updates.
         UpdatesNotShared,
-        /// A step counts as made, though a member has left the ring within it.
+        /// A step counts as made, although a member has left the ring during it.
         HalfAStep,
-        /// The sum of the members' devices counts, though a member has left before it was done.
+        /// A sum on the members' devices counts, although a member has left before it was done.
         SumOfSome,
         /// The numbers of a member that has left count as zeros.
         MissingPieces,
         /// Each member cuts gradients into buckets in an order of its own.
         OwnOrder,
-        /// A bucket counts, though a part of its gradient was missing when it left.
+        /// A bucket counts, although it was sent before its gradient was complete.
         LeftTooEarly,
         /// Each worker of a stage group counts the samples of the group.
         GroupCountsTwice,
@@ -155,7 +155,7 @@ faults! {
         DenseFirst,
         /// A member begins with initial slots instead of those of the members that hold them.
         SlotsNotTaken,
-        /// The slots of earlier values are taken for those of the newest.
+        /// Optimizer slots of earlier values are taken for those of the newest values.
         OldSlots,
     }
     END_TO_END {
@@ -177,7 +177,7 @@ faults! {
         NullNumbers,
         /// A call without a token is taken.
         NoToken,
-        /// Newcomers do not make room for each other.
+        /// A full port ends no silent new connection to make room for another.
         NoRoom,
         /// A message may have any number of parts.
         AnyParts,
@@ -189,7 +189,7 @@ faults! {
         ForgottenReports,
         /// Reports of several epochs share a stream, so a refusal is taken for that of a later epoch's report.
         SharedReportStream,
-        /// A push names versions that arrived after its gradients were computed.
+        /// A push names versions of weights that arrived after its gradients were computed.
         LaterWeights,
         /// Gradients of old weights are applied as if they were new.
         StaleAsNew,

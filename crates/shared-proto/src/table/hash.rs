@@ -8,8 +8,8 @@ pub fn hash(id: u64) -> u64 {
     mix(id)
 }
 
-/// Returns the bucket of an id: the hash's part of its range, in `buckets` equal parts (Lemire, "Fast Random Integer
-/// Generation in an Interval", 2019, section 4).
+/// Returns the bucket of an id. The range of hashes is cut into `buckets` equal parts; the bucket is the part with the
+/// id's hash (Lemire, "Fast Random Integer Generation in an Interval", 2019, section 4).
 #[inline]
 pub fn bucket(id: u64, buckets: u32) -> u32 {
     bucket_of_hash(hash(id), buckets)

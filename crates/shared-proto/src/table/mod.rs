@@ -16,18 +16,20 @@ pub use crate::job::{
 };
 pub use rows::{Rows, ids_of_bytes, ids_to_bytes, most_looked_up, read_ids};
 
-/// A bucket in bytes, as checkpoints have it. All numbers are little-endian; row i of each part is the same row.
+/// A bucket in bytes, as checkpoints have it. All numbers are little-endian. Entry i of `ids`, `history` and `numbers`
+/// is of the same row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedRows {
     /// The ids, `u64`.
     pub ids: Bytes,
-    /// The time of each row's last update and the number of its updates, `u32`; empty if the table evicts no rows.
+    /// For each row, the time of its last update and the number of its updates, `u32`; empty if the table evicts no
+    /// rows.
     pub history: Bytes,
-    /// The values of each row, and its optimizer's state behind them, `f32`.
+    /// For each row, its values, followed by its optimizer state, `f32`.
     pub numbers: Bytes,
-    /// The sketch that counts gradients; empty if rows are not admitted by it.
+    /// The counters of the sketch that counts gradients; empty if the table admits ids without a sketch.
     pub counts: Bytes,
-    /// The updates that the bucket has taken.
+    /// The number of updates that the bucket has taken.
     pub updates: u64,
     /// The time of the newest update.
     pub time: u32,
@@ -36,7 +38,7 @@ pub struct SavedRows {
 }
 
 impl SavedRows {
-    /// Returns the rows with ids that are kept.
+    /// Returns the bucket with only the rows whose ids `is_kept` accepts.
     #[must_use]
     pub fn retained(&self, mut is_kept: impl FnMut(u64) -> bool) -> Self {
         let kept: Vec<bool> = ids_of_bytes(&self.ids)
@@ -64,7 +66,7 @@ impl SavedRows {
 /// What the changed rows of a bucket build on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The number of the checkpoint before, which has the other rows.
+    /// The number of the earlier checkpoint that has the other rows.
     pub since: u64,
     /// The ids of the rows that were removed since, `u64`, little-endian.
     pub removed: Bytes,

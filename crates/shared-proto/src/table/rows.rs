@@ -22,9 +22,9 @@ impl Rows {
     /// Reads the payload of a bucket.
     ///
     /// # Errors
-    /// [`Reason::WrongShape`] if there are not as many elements as ids times the dimension, [`Reason::WrongDtype`],
-    /// [`Reason::Malformed`], or those of [`read_ids`]. The message begins with the value found; the caller puts the place
-    /// before it.
+    /// [`Reason::WrongShape`] if the number of elements is not the number of ids times the dimension,
+    /// [`Reason::WrongDtype`], [`Reason::Malformed`], or those of [`read_ids`]. The message lacks its subject; the
+    /// caller puts the name of the bucket before it.
     pub fn read(
         payload: Option<&wire::Payload>,
         spec: &TableSpec,
@@ -36,10 +36,10 @@ impl Rows {
         Ok(Self { ids, values })
     }
 
-    /// Reads the payload of a bucket that answers a pull of `count` rows.
+    /// Reads the elements of a bucket from the answer to a pull of `count` rows.
     ///
     /// # Errors
-    /// As [`Self::read`]; an answer has no ids.
+    /// As [`Self::read`], except those of ids, which an answer does not have.
     pub fn read_answer(
         payload: Option<&wire::Payload>,
         spec: &TableSpec,
@@ -49,7 +49,7 @@ impl Rows {
         values_of(payload, rows, count)
     }
 
-    /// Returns the rows as a payload. Without ids they answer a pull.
+    /// Returns rows as a payload. In the answer to a pull, `ids` is empty.
     pub fn payload(ids: &[u64], values: Elements, dimension: u32) -> wire::Payload {
         let (dtype, values) = values.into_parts();
         wire::Payload {
@@ -63,8 +63,8 @@ impl Rows {
     }
 }
 
-/// Returns the most ids in a lookup, of a table of this dimension: as many as have values that fit into a message, at most
-/// 65,536.
+/// Returns the maximum number of ids in a lookup in a table of this dimension: the number of rows whose values fit into
+/// a message, at most 65,536.
 pub fn most_looked_up(dimension: u32) -> usize {
     let row = dimension as usize * size_of::<f32>();
     (MAX_MESSAGE_BYTES / row.max(1)).clamp(1, 1 << 16)

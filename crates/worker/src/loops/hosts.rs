@@ -1,15 +1,13 @@
 //! The processes among which a loop is distributed: their addresses, and their collective operations.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use collective::{
-    CollectiveError, Exchange, Group, Identity, LinkService, Peer, SHARED_MEMORY, StreamLinks,
-    take_links,
+    CollectiveError, Exchange, Group, Identity, LinkService, Peer, StreamLinks, take_links,
 };
 use network::SystemNetwork;
 use network::connections::{Connections, Limits, Port};
@@ -62,7 +60,6 @@ pub struct Hosts {
     index: usize,
     listen: Option<SocketAddr>,
     security: SecurityFiles,
-    shared_memory: Option<PathBuf>,
     patience: Duration,
 }
 
@@ -75,7 +72,6 @@ impl Hosts {
             index,
             listen: None,
             security: SecurityFiles::default(),
-            shared_memory: Some(SHARED_MEMORY.into()),
             patience: Duration::from_secs(300),
         }
     }
@@ -112,14 +108,6 @@ impl Hosts {
     #[must_use]
     pub fn security(mut self, files: SecurityFiles) -> Self {
         self.security = files;
-        self
-    }
-
-    /// Sets the folder for memory that this process shares with the others on its host (default: `/dev/shm`). Without a
-    /// folder, all data goes over connections.
-    #[must_use]
-    pub fn shared_memory(mut self, folder: Option<PathBuf>) -> Self {
-        self.shared_memory = folder;
         self
     }
 
@@ -217,7 +205,7 @@ impl HostGroup {
         let runtime = runtime.worker_threads(1).thread_name("links").enable_all();
         let runtime = LinkRuntime(Some(runtime.build().map_err(HostError::Runtime)?));
         let stop = CancellationToken::new();
-        let exchange = Exchange::once(hosts.shared_memory.clone());
+        let exchange = Exchange::once();
         exchange.belong_to(hosts.identity(hosts.index));
         let entered = runtime.enter();
         let listener = block_on(unconstrained(Listener::bind(&Listen::Tcp(listen))))

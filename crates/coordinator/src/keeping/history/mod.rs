@@ -1,4 +1,4 @@
-//! The course of a job for charts: its records, of which no more are kept than a chart can show.
+//! The history of a job for charts. It keeps no more points than a chart can show.
 
 mod series;
 
@@ -14,13 +14,13 @@ use shared_proto::number::Number;
 
 use self::series::{Point, Series};
 
-/// The most points of a curve.
+/// The maximum number of points of a curve.
 const MOST_POINTS: usize = 512;
 
-/// The most remarks and checkpoints that are kept: the newest.
+/// The maximum number of remarks, and of checkpoints. The oldest ones are dropped.
 const MOST_REMARKS: usize = 100;
 
-/// The course of a job so far.
+/// The history of a job so far.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     steps: Series<Steps, MOST_POINTS>,
@@ -55,7 +55,7 @@ struct Checkpoint {
 
 #[derive(Clone, Debug)]
 struct Remark {
-    /// Seconds since 1970; none in files of earlier releases.
+    /// Seconds since 1970; `None` in files of earlier releases.
     time: Option<f64>,
     seconds: f64,
     text: String,
@@ -88,7 +88,7 @@ impl History {
         Self::read_newest(dir, u64::MAX)
     }
 
-    /// Reads the history of so many bytes at the end of a run's `metrics.jsonl`.
+    /// Reads the history from the last `bytes` bytes of a run's `metrics.jsonl`.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -105,7 +105,7 @@ impl History {
         Ok(history)
     }
 
-    /// Adds a record that was made at this time.
+    /// Adds a record that was made at `time`, in seconds since 1970.
     pub(crate) fn add(&mut self, time: Option<f64>, record: &Record) {
         match record {
             Record::Steps {
@@ -227,8 +227,8 @@ fn push<T>(queue: &mut VecDeque<T>, item: T) {
     queue.push_back(item);
 }
 
-/// Returns the time and the description of a record that the history lists as a remark; none for any other record, such
-/// as a point of a curve.
+/// Returns the time of a record, in seconds since training began, and its description, if the history lists the record
+/// as a remark. `None` for any other record, such as a point of a curve.
 fn remark(record: &Record) -> Option<(f64, String)> {
     Some(match record {
         Record::Joined {

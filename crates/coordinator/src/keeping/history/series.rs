@@ -1,16 +1,16 @@
-//! A series of points that never grows beyond a limit: when it is full, each two neighbours become one point.
+//! A series of points with a maximum length. When it is full, neighbouring points are merged in pairs.
 
 /// A point of a series.
 pub(super) trait Point: Clone {
-    /// Makes this point stand for a later one, too. `for_records` is the number of records that it stands for so far.
+    /// Merges a later point into this one. `for_records` is the number of records that this point stands for so far.
     fn merge(&mut self, later: Self, for_records: u32);
 }
 
-/// Points in the order of time.
+/// Points in chronological order.
 #[derive(Clone, Debug)]
 pub(super) struct Series<T, const MOST: usize> {
     points: Vec<T>,
-    /// The number of records that each point stands for, but perhaps the last one.
+    /// The number of records that each point stands for. The last point may stand for fewer.
     each: u32,
     /// The number of records that the last point stands for.
     last: u32,
@@ -44,7 +44,7 @@ impl<T: Point, const MOST: usize> Series<T, MOST> {
         self.last = 1;
     }
 
-    /// Removes the points that do not satisfy.
+    /// Keeps only the points that `satisfies` accepts. The next record starts a new point.
     pub(super) fn retain(&mut self, satisfies: impl FnMut(&T) -> bool) {
         self.points.retain(satisfies);
         self.last = self.each;

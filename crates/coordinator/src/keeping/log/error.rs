@@ -12,21 +12,21 @@ pub enum StateError {
     /// The files cannot be read or written.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// Another process has them open.
+    /// Another process has the files open.
     #[error("another coordinator is at work there")]
     OpenElsewhere,
-    /// A file is of another kind.
+    /// A file was not written by Flambeau.
     #[error("{file:?} was not written by Flambeau")]
     Foreign {
         /// The path of the file.
         file: PathBuf,
     },
-    /// Another release has written them.
+    /// Another release has written the files, in a format of this version.
     #[error(
         "another release of Flambeau has written it, in form {0}, and this one reads form {FORM}"
     )]
     OtherRelease(u32),
-    /// An earlier release has written a file of another name.
+    /// An earlier release has written the state, to a file of another name.
     #[error("an earlier release of Flambeau has written {file:?}, and this one cannot read it")]
     EarlierRelease {
         /// The path of the file.
@@ -43,7 +43,7 @@ pub enum StateError {
     /// The rows are undamaged, but not what this release writes.
     #[error("it is not what this release of Flambeau writes: {0}")]
     Content(String),
-    /// The run has a checkpoint that this state does not know.
+    /// The state is older than the run's newest checkpoint.
     #[error(
         "it is an older copy: the run has checkpoint {newest} in {location}, and the next one would be {next} by this state"
     )]
@@ -52,13 +52,13 @@ pub enum StateError {
         newest: u64,
         /// The location of the checkpoints.
         location: String,
-        /// The number of the next checkpoint.
+        /// The number that this state would give to the next checkpoint.
         next: u64,
     },
 }
 
 impl StateError {
-    /// Returns what to do about it, as a sentence. `way_on` is what to do if the state is of no use any more.
+    /// Returns the remedy for the error, as a sentence. `way_on` is the remedy if the state is of no use any more.
     pub(crate) fn advice(&self, way_on: &'static str) -> &'static str {
         match self {
             Self::OpenElsewhere => "End that coordinator, or give another --run-dir",

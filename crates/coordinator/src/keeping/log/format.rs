@@ -1,30 +1,32 @@
-//! The bytes of a log.
+//! The binary format of a log.
 //!
-//! A file of changes begins with a header, which names its generation. A record with all rows follows, and a record for each change after
-//! it. The checksum of a record covers its content, its number and the generation of its file, so an older record of the same
-//! file is no record of a newer generation. The file `Confirmed` has one number under a checksum.
+//! A file of changes begins with a header, which has the file's generation. The first record has all rows, and each
+//! later record has one change. The checksum of a record covers its length, its content, its number and the generation
+//! of the file, so a record that an older generation has left in the file does not pass for one of a newer generation.
+//! The file `Confirmed` has one number and its checksum.
 
 use prost::Message;
 use shared_proto::planted;
 
 use super::Rows;
 
-/// The form of the files that this release writes. It is raised when an earlier release's log cannot be read as this one's.
+/// The version of the format that this release writes. It is raised when a release cannot read the logs of earlier
+/// ones.
 pub(super) const FORM: u32 = 5;
 
 /// The first bytes of each file.
 const MAGIC: [u8; 8] = *b"flambeau";
 
-/// The length of a file's header: the magic, the form, the generation, and a checksum of them.
+/// The length of a file's header in bytes: the magic, the format version, the generation, and their checksum.
 const HEADER_BYTES: usize = 24;
 
-/// The bytes before a record's content: its length, its checksum and its number.
+/// The number of bytes before a record's content: its length, its checksum and its number.
 const PREFIX_BYTES: usize = 16;
 
-/// Changes of rows. In the first record of a file they are all rows.
+/// Changes of rows. The first record of a file has all rows.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Record {
-    /// The rows that differ from those before.
+    /// The rows that are new or have changed.
     #[prost(message, repeated, tag = "1")]
     pub(super) rows: Vec<Row>,
     /// The names of the rows that are no longer there.
@@ -41,16 +43,16 @@ pub(super) struct Row {
     pub(super) value: Vec<u8>,
 }
 
-/// What a file of changes has.
+/// The content of a file of changes.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// Nothing: it is missing, or reserved room.
+    /// Nothing: the file is missing, or is only reserved space.
     Nothing,
     /// No state: the creation of the file was cut short, or its beginning is damaged.
     Unreadable,
-    /// Not the beginning of a file of this kind.
+    /// The file was not written by Flambeau.
     Foreign,
-    /// The file of another release, with its form.
+    /// The file has this format version, of another release.
     OtherForm(u32),
     /// A state.
     Whole(Whole),
@@ -63,9 +65,9 @@ pub(super) struct Whole {
     pub(super) rows: Rows,
     /// The number of the newest change.
     pub(super) number: u64,
-    /// The place behind its record.
+    /// The byte offset after the record of the newest change.
     pub(super) end: usize,
-    /// The number of a record that follows although the one at `end` cannot be read.
+    /// The number of a later record that follows although the next record, at `end`, is missing or damaged.
     pub(super) beyond_damage: Option<u64>,
 }
 
@@ -164,7 +166,8 @@ fn without_room(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len() - empty]
 }
 
-/// Returns the generation of a file, or the form of another release; none if there is no whole header.
+/// Returns the generation of a file, or as an error the format version of another release. `None` if there is no whole
+/// header.
 fn decode_header(bytes: &[u8]) -> Option<Result<u64, u32>> {
     let (header, _) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let (covered, checksum) = header.split_last_chunk::<4>()?;
@@ -181,7 +184,8 @@ fn decode_header(bytes: &[u8]) -> Option<Result<u64, u32>> {
     })
 }
 
-/// Returns the number of the record at a place, the record, and the place behind it; none if there is no whole one.
+/// Returns the number of the record at a byte offset, the record, and the offset after it. `None` if there is no whole
+/// record.
 fn record_at(bytes: &[u8], place: usize, generation: u64) -> Option<(u64, Record, usize)> {
     let (length, rest) = bytes.get(place..)?.split_first_chunk::<4>()?;
     let (sum, rest) = rest.split_first_chunk::<4>()?;
@@ -211,10 +215,10 @@ pub(super) fn encode_confirmed(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// What the file `Confirmed` says.
+/// The content of the file `Confirmed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Confirmed {
-    /// It is missing or empty.
+    /// The file is missing or empty.
     Nothing,
     Unreadable,
     /// The number of the newest confirmed change, or an earlier one if the machine lost power.

@@ -1,13 +1,14 @@
 //! Rows on disk: a log of their changes, with snapshots. Each byte that is read is covered by a checksum.
 //!
-//! Two files take turns. One has a snapshot of all rows, followed by a record for each change. When it is full, the other one gets the next
-//! snapshot. Both have their room from the beginning, so a full disk does not stop changes.
+//! Two files take turns. One has a snapshot of all rows, followed by a record for each change. When it is full, the
+//! other file gets the next snapshot. The space of both files is reserved in advance, so a full disk does not stop
+//! changes.
 //!
-//! A torn record at the end is one that was never confirmed. Damage looks different: records follow it, or the third file, `Confirmed`,
-//! has a higher number than the last whole record. That file is written after each change, without waiting for the disk. So it is behind only
-//! if the machine loses power.
+//! A torn record at the end was never confirmed. Damage looks different: other records follow the damaged one, or the
+//! third file, `Confirmed`, has a higher number than the last whole record. `Confirmed` is written after each change,
+//! without waiting for the disk, so it is out of date only if the machine loses power.
 //!
-//! - `format`: the bytes
+//! - `format`: the binary format
 //! - `error`: why a log is refused
 //! - `storage`: the files
 
@@ -62,13 +63,13 @@ pub(crate) trait RowStore: Send {
     /// Persists changes. Once this returns, they survive a crash of the process and the machine.
     ///
     /// # Errors
-    /// If they cannot be written. They are not made then.
+    /// If the changes cannot be written. Then the rows stay as they were.
     fn write(&mut self, changes: RowChanges) -> Result<(), StateError>;
 
     /// Returns the number of changes that were persisted since the store was created. It never falls.
     fn changes(&self) -> u64;
 
-    /// Gives up room that is reserved for later changes.
+    /// Releases the disk space that is reserved for later changes.
     fn release(&mut self);
 }
 
@@ -76,14 +77,14 @@ pub(crate) trait RowStore: Send {
 #[derive(Debug)]
 pub(crate) struct Log {
     storage: Box<dyn Storage>,
-    /// The room that each file of changes has from the beginning, in bytes.
+    /// The least space to reserve for each file of changes, in bytes.
     room: usize,
     rows: Rows,
     /// The generation of the newest snapshot. It is 0 if there is none.
     generation: u64,
     /// The number of the newest change.
     number: u64,
-    /// The place behind its record.
+    /// The byte offset after the record of the newest change.
     end: usize,
     /// The lengths of the files, in the order of [`LogFile::ALL`].
     lengths: [usize; 3],
@@ -117,7 +118,7 @@ impl Log {
         }
     }
 
-    /// Reads the log at a path, if there is one that no process has open. Changes nothing.
+    /// Reads the rows of the log at a path, and changes nothing. Returns `None` if there is no log.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -131,7 +132,7 @@ impl Log {
         Ok(Some(log.rows))
     }
 
-    /// Opens the log in other storage. Error messages name `path`.
+    /// Opens the log in `storage`. Error messages name `path`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -165,7 +166,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Appends a record to the newest snapshot. Returns false if there is no room for it, or it cannot be written.
+    /// Appends a record of the changes to the file of the newest snapshot. Returns false if this file takes no records,
+    /// if the record does not fit, or if it cannot be written.
     fn append(&mut self, changes: &RowChanges) -> bool {
         if !self.is_appendable {
             return false;
@@ -242,11 +244,11 @@ impl Log {
         Ok(())
     }
 
-    /// Extends a file to a length, or on a small disk to the half of it, or the half of that, but not below `least`. What is added is written,
-    /// because a sparse file takes no room.
+    /// Extends a file with zeros to a length in bytes. If the disk has too little space, tries half the length again
+    /// and again, but not less than `least`. The zeros are written, because a sparse file reserves no space.
     ///
     /// # Errors
-    /// That of the last attempt.
+    /// The error of the last attempt.
     fn reserve(&mut self, file: LogFile, length: usize, least: usize) -> io::Result<()> {
         let known = self.lengths[file as usize];
         if known >= length {
@@ -318,7 +320,7 @@ impl RowStore for Log {
     }
 }
 
-/// Returns the newest state of two files; none if nothing was ever confirmed.
+/// Returns the newest state of the two files. `None` if no change was ever confirmed.
 fn newest(
     path: &Path,
     confirmed: Confirmed,
@@ -398,7 +400,7 @@ fn opened_elsewhere(error: io::Error) -> StateError {
     }
 }
 
-/// Refuses the file of a release that had a database in place of a log.
+/// Refuses the database that an earlier release had in place of a log.
 fn refuse_earlier(path: &Path) -> Result<(), StateError> {
     let file = path.with_extension("redb");
     match file.exists() && !path.exists() {

@@ -1,4 +1,5 @@
-//! The files of a log, and the interface through which their bytes go. Simulations implement it with disks that tear and lose writes.
+//! The files of a log, and the interface through which they are read and written. Simulations implement this interface
+//! with disks that tear and lose writes.
 
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -32,7 +33,8 @@ impl LogFile {
         }
     }
 
-    /// Returns the path of the file, for a log at `log`: the path itself for the number, and the path with `.0` or `.1` for the changes.
+    /// Returns the path of this file of the log at `log`: `log` itself for [`Self::Confirmed`], otherwise `log` with
+    /// `.0` or `.1` appended.
     pub fn path(self, log: &Path) -> PathBuf {
         let ending = match self {
             Self::Confirmed => return log.to_owned(),
@@ -53,19 +55,20 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// If the file cannot be read.
     fn read(&self, file: LogFile) -> io::Result<Vec<u8>>;
 
-    /// Writes bytes at an offset. Later writes and a loss of power may come before these bytes are on the disk.
+    /// Writes bytes at an offset. Until [`Self::sync`] returns, later writes may reach the disk before these bytes, and
+    /// a loss of power may lose the bytes.
     ///
     /// # Errors
     /// If the file cannot be written. It may have some of the bytes then.
     fn write(&self, file: LogFile, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Cuts a file, or extends it with zeros.
+    /// Sets the length of a file in bytes: cuts the file, or extends it with zeros.
     ///
     /// # Errors
     /// If the file cannot be changed.
     fn set_len(&self, file: LogFile, length: u64) -> io::Result<()>;
 
-    /// Returns when all that was written to a file is on the disk.
+    /// Waits until everything that was written to a file is on the disk.
     ///
     /// # Errors
     /// If that fails.
@@ -84,7 +87,7 @@ impl Files {
     /// Opens the files of the log at a path, and locks them for this process.
     ///
     /// # Errors
-    /// `WouldBlock` if another process has them open, otherwise those of the file system.
+    /// `WouldBlock` if another process has the files open, otherwise the error of the file system.
     pub(super) fn open(log: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -144,8 +147,8 @@ impl Files {
 }
 
 impl Drop for Files {
-    /// Unlocks the files. Closing them is not enough: a child process that is being started has inherited them, and holds the lock until
-    /// it runs its program.
+    /// Unlocks the files. Closing them is not enough: a child process that is being started has inherited the open
+    /// files, and holds the lock until its `exec`.
     fn drop(&mut self) {
         if let Some(file) = self.open[LogFile::Confirmed as usize].get_mut() {
             // An error leaves the lock until the last copy is closed.

@@ -1,10 +1,11 @@
-//! The format of TensorBoard's event files: TFRecords with checksums, each of them an `Event` of protobuf. The messages
-//! have the fields that are written here, with the numbers of TensorFlow's `event.proto` and `summary.proto`.
+//! The format of TensorBoard's event files: TFRecords with checksums, each of which holds a protobuf `Event`. The
+//! messages have only the fields that are written here, with the field numbers of TensorFlow's `event.proto` and
+//! `summary.proto`.
 
 /// The content of the first record, by which readers recognise the format.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// `SessionLog.SessionStatus.START`: readers drop what they have read of this step and of later ones.
+/// `SessionLog.SessionStatus.START`: readers drop the events that they have read of this step and of later ones.
 const START: i32 = 1;
 
 /// A record of an event file.
@@ -29,7 +30,7 @@ pub(super) struct Summary {
     pub(super) value: Vec<Value>,
 }
 
-/// A value under a name. It is one of the two.
+/// A named value: either `simple_value` or `histo` is set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Value {
     #[prost(string, tag = "1")]
@@ -76,7 +77,7 @@ impl Event {
         }
     }
 
-    /// Returns the record after which readers drop this step and later ones, because training went back to it.
+    /// Returns the record after which readers drop `step` and later steps, because training went back to `step`.
     pub(super) fn went_back(wall_time: f64, step: u64) -> Self {
         Self {
             wall_time,
@@ -96,7 +97,7 @@ impl Event {
         }
     }
 
-    /// Returns the record as it stands in a file: length, checksum, content, checksum.
+    /// Encodes the event as a TFRecord: length, checksum of the length, content, checksum of the content.
     pub(super) fn to_record(&self) -> Vec<u8> {
         let content = prost::Message::encode_to_vec(self);
         let length = (content.len() as u64).to_le_bytes();
@@ -127,7 +128,8 @@ impl Value {
     }
 }
 
-/// Returns a checksum as TFRecords have it: rotated, so that the checksum of content that has checksums is a good one.
+/// Masks a CRC as TFRecords do: rotates it and adds a constant. Otherwise, a CRC over content that includes CRCs would
+/// be weak.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }

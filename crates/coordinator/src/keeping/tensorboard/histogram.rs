@@ -1,5 +1,5 @@
-//! The distribution of the values of a variable, in the buckets that TensorFlow uses: their widths grow by a tenth from
-//! one to the next, on both sides of 0.
+//! The distribution of the values of a variable, in the buckets that TensorFlow uses. On both sides of 0, the limits of
+//! the buckets grow by a tenth from one to the next.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use super::format::HistogramProto;
 
 /// The smallest limit above 0.
 const SMALLEST: f64 = 1e-12;
-/// The limits end beyond this value.
+/// The limits grow up to this value. The last one is `f64::MAX`.
 const LARGEST: f64 = 1e20;
 /// The ratio of neighbouring limits.
 const GROWTH: f64 = 1.1;
@@ -28,7 +28,7 @@ static LIMITS: LazyLock<Vec<f64>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The values so far.
+/// The distribution of the values that were added so far.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
     min: f64,
@@ -70,7 +70,8 @@ impl Histogram {
         }
     }
 
-    /// Returns the histogram from the first bucket that has a value to the last one; none without a value.
+    /// Returns the histogram from the bucket before the first one with a value to the last one with a value. `None` if
+    /// there are no values.
     pub(super) fn to_proto(&self) -> Option<HistogramProto> {
         let first = self.counts.iter().position(|count| *count > 0)?;
         let last = self.counts.iter().rposition(|count| *count > 0)?;

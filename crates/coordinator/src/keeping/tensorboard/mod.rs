@@ -23,11 +23,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::format::{Event, Value};
 
-/// The end of the names of event files that this module writes.
+/// The suffix of the names of event files that this module writes.
 const OURS: &str = ".flambeau";
 
-/// After histograms, the next ones wait for so many times the time that these took: they take a twentieth of a core at
-/// the most.
+/// The pause after histograms, as a multiple of the time that they took. So histograms take a twentieth of a core at
+/// most.
 const PAUSES: u32 = 20;
 
 /// The longest wait at the end for the histograms of the last checkpoint.
@@ -87,7 +87,7 @@ fn wall_time() -> f64 {
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Returns what TensorBoard shows of a record; none for records without values.
+/// Returns the event for a record. `None` for a record that TensorBoard does not show.
 fn event_of(record: &Record, wall_time: f64) -> Option<Event> {
     match record {
         Record::Steps {
@@ -127,7 +127,7 @@ struct EventFile {
     dir: PathBuf,
     open: Option<BufWriter<File>>,
     files: u32,
-    /// The events that could not be written since the last one that was.
+    /// The number of events that could not be written since the last successful write.
     lost: u64,
 }
 
@@ -141,7 +141,7 @@ impl EventFile {
         }
     }
 
-    /// Writes an event, and all that was written so far if `flush`.
+    /// Writes an event, if there is one. If `flush`, flushes the events that are still buffered, too.
     async fn write(&mut self, event: Option<Event>, flush: bool) {
         let Some(event) = event else { return };
         match self.try_write(&event, flush).await {
@@ -198,13 +198,13 @@ impl EventFile {
     }
 }
 
-/// The histograms of checkpoints: of one at a time, and always of the newest.
+/// Makes the histograms of checkpoints: of one checkpoint at a time, and always of the newest.
 struct Histograms {
     store: Option<Store>,
-    /// The newest checkpoint without histograms.
+    /// The number of the newest checkpoint, until its histograms are begun.
     wanted: Option<u64>,
     running: Option<(Instant, oneshot::Receiver<Option<Event>>)>,
-    /// The time before which none are made.
+    /// The time before which no histograms are made.
     pause: Option<tokio::time::Instant>,
 }
 
@@ -222,7 +222,7 @@ impl Histograms {
         self.wanted = Some(number);
     }
 
-    /// Makes the wanted histograms without a pause.
+    /// Ends the pause, so that the wanted histograms are made at once.
     fn hurry(&mut self) {
         self.pause = None;
     }
@@ -231,8 +231,8 @@ impl Histograms {
         self.store.is_some() && (self.running.is_some() || self.wanted.is_some())
     }
 
-    /// Returns the next histograms; none if the checkpoint could not be read. Waits while none are wanted. May be dropped
-    /// at any time.
+    /// Returns the next histograms as an event. `None` if the checkpoint could not be read. Waits while no histograms
+    /// are wanted. Cancel-safe.
     async fn next(&mut self) -> Option<Event> {
         if self.running.is_none() {
             let (Some(number), Some(store)) = (self.wanted, &self.store) else {

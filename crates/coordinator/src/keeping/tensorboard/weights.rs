@@ -9,13 +9,14 @@ use shared_proto::payload;
 use super::format::{Event, Value};
 use super::histogram::Histogram;
 
-/// The most bytes of a checkpoint that are read. Of a larger one every second file is read, or fewer.
+/// The number of bytes up to which all dense files of a checkpoint are read. Of a larger checkpoint, only every second
+/// file is read, or every third, and so on.
 const MOST_BYTES: u64 = 256 << 20;
 
 /// Reads a checkpoint, and returns the histograms of its dense variables as a record.
 ///
 /// # Errors
-/// If it cannot be read; it may have been deleted meanwhile.
+/// If the checkpoint cannot be read, for example because it was deleted meanwhile.
 pub(super) async fn histograms(store: &Store, number: u64) -> Result<Event, CheckpointError> {
     let manifest = store.manifest(number).await?;
     let mut variables = BTreeMap::<u32, Histogram>::new();
@@ -38,7 +39,8 @@ pub(super) async fn histograms(store: &Store, number: u64) -> Result<Event, Chec
     Ok(Event::of_values(super::wall_time(), step, values.collect()))
 }
 
-/// Returns the files with blocks of variables, or some of them if they are too large together.
+/// Returns the files with blocks of dense variables, or only every n-th of them if they are larger than `MOST_BYTES`
+/// together.
 fn sample(manifest: &Manifest) -> impl Iterator<Item = &FileEntry> {
     let dense = |file: &&FileEntry| {
         let mut blocks = file.blocks.iter();

@@ -1,4 +1,5 @@
-//! A process of the measurement. The first one leads: it starts the others, and tells them how often to add up.
+//! A process of the measurement. The first process leads: it starts the others, and broadcasts the number of
+//! all-reduces.
 
 use daemon::outln;
 use std::path::Path;
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use collective::{
-    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Peer, SHARED_MEMORY,
-    StreamLinks, take_links,
+    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Peer, StreamLinks,
+    take_links,
 };
 use network::SystemNetwork;
 use network::connections::{Connections, Limits, Port};
@@ -39,7 +40,6 @@ pub(super) struct Plan<'a> {
     pub(super) wire: &'a str,
     pub(super) algorithm: Option<&'a str>,
     pub(super) transport: Transport,
-    pub(super) shared_memory: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -54,22 +54,19 @@ pub(crate) struct RankArguments {
     wire: String,
     /// The way to add up.
     algorithm: Option<String>,
-    /// Send all vectors by the transport.
-    #[arg(long)]
-    no_shared_memory: bool,
 }
 
 /// A process of the measurement.
 pub(super) struct Rank {
     group: Group<StreamLinks>,
     values: Vec<f32>,
-    /// The other processes, of the first one.
+    /// The other processes; empty except in the first process.
     others: Vec<Child>,
     _stop: DropGuard,
     _dir: Option<tempfile::TempDir>,
 }
 
-/// Returns the runtime of a process: one thread, as a worker's network has.
+/// Returns the runtime of a process. It has one thread, like the network of a worker.
 pub(super) fn runtime() -> Result<Runtime, CommandError> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().build();
@@ -84,11 +81,11 @@ struct Listening {
 }
 
 impl Listening {
-    async fn on(listen: &Listen, rank: u32, shared_memory: bool) -> Result<Self, CommandError> {
+    async fn on(listen: &Listen, rank: u32) -> Result<Self, CommandError> {
         let listener = Listener::bind(listen).await;
         let listener = listener.map_err(|error| failed(&error))?;
         let address = listener.address().map_err(|error| failed(&error))?;
-        let exchange = Exchange::sharing_memory(shared_memory.then(|| SHARED_MEMORY.into()));
+        let exchange = Exchange::default();
         exchange.belong_to(Identity {
             job: "bench".to_owned(),
             run: RunNumber(1),
@@ -160,7 +157,7 @@ impl Rank {
     pub(super) async fn lead(plan: Plan<'_>) -> Result<Self, CommandError> {
         let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
         let listen = |rank| listen(plan.transport, dir.path(), rank);
-        let own = Listening::on(&listen(0)?, 0, plan.shared_memory).await?;
+        let own = Listening::on(&listen(0)?, 0).await?;
         let (mut others, mut addresses) = (Vec::new(), vec![own.address.clone()]);
         let mut outputs = Vec::new();
         for rank in 1..plan.ranks {
@@ -184,7 +181,7 @@ impl Rank {
         })
     }
 
-    /// Adds up so many times together with all ranks. Returns the seconds of each time.
+    /// Runs `count` all-reduces together with all ranks. Returns the seconds of each.
     pub(super) async fn all_reduce(&mut self, count: usize) -> Result<Vec<f64>, CollectiveError> {
         self.group.broadcast(0, &mut [count as f32]).await?;
         self.repeat(count).await
@@ -201,7 +198,7 @@ impl Rank {
         Ok(seconds)
     }
 
-    /// Adds up with the first one, as often as that says. Returns the failure by which this ends.
+    /// Takes part in the all-reduces that the first process announces. Returns the error that ends this loop.
     async fn obey(&mut self) -> CollectiveError {
         loop {
             let mut count = [0.0];
@@ -214,8 +211,8 @@ impl Rank {
         }
     }
 
-    /// Ends the other processes. It closes their input: a message that one process passes on to another could be lost when
-    /// the first of them ends.
+    /// Ends the other processes by closing their standard input. A message over the links could be lost: a process that
+    /// has to pass it on may end first.
     pub(super) async fn stop(mut self) -> Result<(), CommandError> {
         for child in &mut self.others {
             drop(child.stdin.take());
@@ -239,7 +236,8 @@ fn listen(transport: Transport, dir: &Path, rank: u32) -> Result<Listen, Command
     }
 }
 
-/// Starts a process. Returns it with what it prints, and the address that it has printed.
+/// Starts a process. Returns it with its standard output and the address on which it listens, which is the first line
+/// of this output.
 async fn start(
     rank: u32,
     listen: &Listen,
@@ -255,7 +253,6 @@ async fn start(
         ])
         .arg(plan.wire)
         .args(plan.algorithm)
-        .args((!plan.shared_memory).then_some("--no-shared-memory"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -272,8 +269,7 @@ async fn start(
 /// Runs a process that follows the first one.
 pub(crate) fn follow(arguments: &RankArguments) -> Result<(), CommandError> {
     runtime()?.block_on(async {
-        let shared_memory = !arguments.no_shared_memory;
-        let own = Listening::on(&arguments.listen, arguments.rank, shared_memory).await?;
+        let own = Listening::on(&arguments.listen, arguments.rank).await?;
         outln!("{}", own.address);
         let mut line = String::new();
         let mut input = BufReader::new(tokio::io::stdin());
@@ -288,7 +284,6 @@ pub(crate) fn follow(arguments: &RankArguments) -> Result<(), CommandError> {
             wire: &arguments.wire,
             algorithm: arguments.algorithm.as_deref(),
             transport: Transport::Tcp,
-            shared_memory,
         };
         let mut rank = own.join(arguments.rank, addresses, plan).await?;
         line.clear();

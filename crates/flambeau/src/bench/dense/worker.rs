@@ -17,7 +17,7 @@ use super::super::{failed, registration};
 use crate::cluster::LocalCluster;
 use crate::error::CommandError;
 
-/// The time for which servers may be unreachable.
+/// The longest time for which the coordinator or a server may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A worker that pushes the same gradient again and again, and pulls the new weights.
@@ -25,13 +25,13 @@ pub(super) struct Worker {
     shards: Shards,
     gradients: Gradients,
     clock: Clock,
-    /// The memory for pulled weights, in place of a model's.
+    /// The buffer for pulled weights, in place of a model's variables.
     weights: Vec<f32>,
     _membership: Membership,
 }
 
 impl Worker {
-    /// Registers as a worker with one variable; the first one sends the initial values.
+    /// Registers as a worker with one variable. The worker that the coordinator chooses sends the initial values.
     pub(super) async fn join(
         cluster: &LocalCluster,
         index: u32,
@@ -92,7 +92,7 @@ impl Worker {
         })
     }
 
-    /// Returns the seconds of each round trip, with so many under way.
+    /// Makes round trips for `time`, with up to `in_flight` of them under way at once. Returns the seconds of each.
     pub(super) async fn round_trips(
         &mut self,
         time: Duration,

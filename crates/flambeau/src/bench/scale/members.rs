@@ -26,18 +26,18 @@ use super::{PATIENCE, ended};
 use crate::command::block_on;
 use crate::error::CommandError;
 
-/// The samples of the job: more than a measurement needs.
+/// The number of samples of the job: more than a measurement needs.
 const SAMPLES: u64 = 1 << 45;
 
-/// The elements of the only variable, for each server. They are some blocks.
+/// The number of elements of the only variable, for each server.
 const ELEMENTS: usize = 1 << 16;
 
-/// The members of a measured cluster. The workers share the thread of the measurement, and the servers have one of their own, so that
-/// views reach them while the workers' thread is busy.
+/// The members of a measured cluster. The workers share the thread of the measurement. The servers share another
+/// thread, so that they receive views while the workers' thread is busy.
 pub(super) struct Members {
     workers: JoinSet<Result<(), MembershipError>>,
     servers: Servers,
-    /// Ends the workers that are to be lost.
+    /// One token for each worker, which ends the worker as if it were lost.
     lose: Vec<CancellationToken>,
 }
 
@@ -49,10 +49,10 @@ struct Common {
     mode: Mode,
     bound: StalenessBound,
     batch: u64,
-    /// The time between two steps of a worker; zero for as many as it can.
+    /// The time from the beginning of a worker's step to that of the next; zero if workers do not pause.
     pause: Duration,
     progress: Arc<Progress>,
-    /// The key of receipts, once a server has it.
+    /// The key of receipts; none until a server has joined.
     key: Arc<watch::Sender<Option<ReceiptKey>>>,
 }
 
@@ -143,14 +143,14 @@ impl Members {
 
 /// The servers, on a thread of their own. They end when this is dropped.
 struct Servers {
-    /// The error of the first one that has failed.
+    /// The error of the first server that has failed.
     failed: oneshot::Receiver<CommandError>,
     stop: DropGuard,
     thread: JoinHandle<()>,
 }
 
 impl Servers {
-    /// Starts a server for each channel, to which it sends its views.
+    /// Starts a server for each channel. A server sends its views to its channel.
     fn start(common: &Common, shown: Vec<watch::Sender<View>>) -> Self {
         let (fail, failed) = oneshot::channel();
         let (stop, common) = (CancellationToken::new(), common.clone());
@@ -323,7 +323,7 @@ async fn initialize(common: &Common, membership: &Membership) -> Result<(), Memb
 }
 
 impl Common {
-    /// Returns the receipts of a step: in sync mode one of each shard.
+    /// Returns the receipts of the step at clock `made`: in sync mode one from each shard, otherwise none.
     fn receipts(&self, task: Task, made: Clock) -> Vec<wire::ShardReceipt> {
         let Some(key) = *self.key.borrow() else {
             return Vec::new();
@@ -339,7 +339,7 @@ impl Common {
     }
 }
 
-/// Reports a step, in the newest epoch. Returns the report and its reply.
+/// Reports a step in the newest epoch. Returns the report and its reply; the reply may be none unless `waits` is true.
 async fn report(
     steps: &mut StepReports,
     sender: &Sender,

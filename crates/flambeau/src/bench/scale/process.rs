@@ -19,7 +19,7 @@ pub(super) struct CoordinatorProcess {
 }
 
 impl CoordinatorProcess {
-    /// Starts a coordinator of this job, with a folder of its own.
+    /// Starts a coordinator for `job`. Its files are in `dir`.
     pub(super) fn start(job: &Job, dir: &Path) -> Result<Self, CommandError> {
         let file = dir.join(run_dir::JOB);
         std::fs::write(&file, job.to_toml()).map_err(CommandError::file(&file))?;

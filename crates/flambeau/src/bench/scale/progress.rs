@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use shared_proto::ids::Clock;
 use shared_proto::view::View;
 
-/// The number of clocks for which latencies are measured. Older clocks are dropped.
+/// A clock that lies this far behind a server's min clock is dropped: its latency is not measured.
 const AWAITED: u64 = 10_000;
 
 /// The progress of all members.
@@ -20,15 +20,16 @@ pub(super) struct Progress {
 #[derive(Default)]
 struct State {
     steps: u64,
-    /// The number of all steps when each worker last finished one.
+    /// By worker: the value of `steps` when the worker last finished a step.
     finished: HashMap<u32, u64>,
     /// By clock: the number of workers that are about to report it.
     reaching: HashMap<u64, usize>,
-    /// By clock: the time at which the last worker reached it, and the number of servers that have received a view with it.
+    /// By clock: the time at which the last worker reached it, and the number of servers whose newest view has reached
+    /// it.
     reached: BTreeMap<u64, (Instant, usize)>,
-    /// The min clock of each server's newest view, and its number of workers.
+    /// By server: the min clock of the server's newest view, and the number of workers in that view.
     seen: HashMap<u32, (u64, usize)>,
-    /// In seconds.
+    /// The latencies of views that were measured, in seconds.
     latencies: Vec<f64>,
 }
 
@@ -89,14 +90,14 @@ impl Progress {
         self.state.lock().steps
     }
 
-    /// Returns whether each worker has finished a step since there were so many.
+    /// Returns whether each worker has finished a step since the number of all steps was `since`.
     pub(super) fn all_have_finished(&self, since: u64) -> bool {
         let state = self.state.lock();
         let later = state.finished.values().filter(|steps| **steps > since);
         later.count() == self.workers
     }
 
-    /// Returns whether each server's newest view has so many workers.
+    /// Returns whether the newest view of each server has exactly `workers` workers.
     pub(super) fn all_servers_see(&self, workers: usize) -> bool {
         let state = self.state.lock();
         let see = state.seen.values().filter(|(_, count)| *count == workers);

@@ -1,4 +1,4 @@
-//! What is measured: the model of each kind, and a replica without one.
+//! The kinds of measurements, the model that has only a table, and a replica without a model.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Kind {
         }
     }
 
-    /// Returns the workers that are measured unless the user says otherwise.
+    /// Returns the number of workers that are measured if the user gives none.
     pub(super) fn workers(self) -> u32 {
         match self {
             Self::Communication => 1,
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// Returns the optimizers that are measured unless the user says otherwise.
+    /// Returns the optimizers that are measured if the user gives none.
     pub(super) fn optimizers(self) -> &'static [&'static str] {
         match self {
             Self::Communication => &["sgd"],
@@ -60,7 +60,8 @@ impl Kind {
 /// The name of [`Squares`].
 pub(super) const SQUARES: &str = "squares of rows";
 
-/// A model of a table alone: the loss is half the sum of all squares of the rows that are looked up, times 0.001.
+/// A model that has only a table. Its loss is half the sum of the squares of all values that are looked up, times
+/// 0.001.
 pub(super) struct Squares(Embeddings);
 
 impl Model for Squares {
@@ -79,7 +80,8 @@ impl Model for Squares {
     }
 }
 
-/// Half the sum of all squares times 0.001, in one pass over the numbers, as a compiled graph makes it.
+/// Half the sum of the squares of all values, times 0.001. One pass over the values computes it, as in a compiled
+/// graph.
 struct HalfSquares;
 
 const SCALE: f32 = 0.001;
@@ -119,16 +121,17 @@ impl CustomOp1 for HalfSquares {
     }
 }
 
-/// A replica that wants the rows of some batches in turns, and always has the same gradients for them.
+/// A replica without a model. Its steps want the rows of its batches in rotation; each batch always has the same
+/// gradients.
 pub(super) struct Rotating {
     description: Description,
     batches: Vec<(Arc<WantedRows>, Elements)>,
-    /// The memory for pulled rows, in place of a model's.
+    /// The buffer for pulled rows, in place of a model's.
     memory: Mutex<Vec<f32>>,
 }
 
 impl Rotating {
-    /// Returns a replica with this model's table and these batches.
+    /// Returns a replica with the description of a model, and the rows that each of its batches wants.
     pub(super) fn new(description: Description, batches: Vec<Arc<WantedRows>>) -> Self {
         let dimension = description
             .tables

@@ -1,4 +1,5 @@
-//! A worker on a thread of this process. It makes steps as a training does, without work leased by the coordinator.
+//! A worker on a thread of this process. It makes steps like a worker in training, but without leases of data from the
+//! coordinator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,10 +26,10 @@ use super::replicas::{Kind, Rotating, SQUARES, Squares};
 use crate::cluster::LocalCluster;
 use crate::error::CommandError;
 
-/// The time for which servers may be unreachable.
+/// The longest time for which the coordinator or a server may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The rows that are created by one push.
+/// The most rows that one push creates.
 const FILLED: usize = 25_000;
 
 /// What a worker is told to do.
@@ -84,7 +85,7 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Creates the rows of these ids, by gradients of zeros.
+    /// Creates the rows of these ids by pushes of gradients that are all zero.
     pub(super) fn fill(&self, ids: impl Iterator<Item = u64>) -> Result<(), CommandError> {
         let mut ids = ids.peekable();
         while ids.peek().is_some() {
@@ -108,7 +109,7 @@ impl Worker {
         let _ = self.orders.send(Order::Steps(time));
     }
 
-    /// Waits until the worker has done what it was told to.
+    /// Waits until the worker has carried out its order. Returns the figures of the turn.
     pub(super) fn end(&self) -> Result<Turn, CommandError> {
         let ended = || failed(&"the worker has ended");
         self.turns.recv().map_err(|_| ended())?

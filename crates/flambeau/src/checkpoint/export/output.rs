@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::CommandError;
 
-/// A file that is being written, under another name until it is whole.
+/// A file that is being written. It has a temporary name until it is complete.
 pub(crate) struct Output {
     path: PathBuf,
     file: NamedTempFile,
@@ -17,10 +17,10 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Begins a file. `force` replaces one that is there.
+    /// Begins a file. If `force` is true, it replaces an existing file.
     ///
     /// # Errors
-    /// If there is such a file, without `force`; or the system's.
+    /// If the file exists and `force` is false, or if the system cannot create a file.
     pub(crate) fn create(path: &Path, force: bool) -> Result<Self, CommandError> {
         let wrong = || CommandError::file(path);
         if !force && path.exists() {
@@ -50,12 +50,12 @@ impl Output {
         self.file.as_file_mut()
     }
 
-    /// Returns the error of a write.
+    /// Returns a function that turns a system error into the error of this file.
     pub(super) fn wrong(&self) -> impl FnOnce(io::Error) -> CommandError + '_ {
         CommandError::file(&self.path)
     }
 
-    /// Gives the file its name.
+    /// Makes the file durable, and gives it its name.
     pub(super) fn finish(self) -> Result<(), CommandError> {
         let wrong = || CommandError::file(&self.path);
         self.file.as_file().sync_all().map_err(wrong())?;

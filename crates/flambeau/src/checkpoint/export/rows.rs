@@ -12,7 +12,8 @@ use super::super::rows::{ParquetRows, table_of};
 use super::Output;
 use crate::error::CommandError;
 
-/// The bytes of a safetensors header with two tensors. The rest is filled with spaces.
+/// The number of bytes for the header of a safetensors file with two tensors, including the length in front of it.
+/// Spaces fill the rest.
 const HEADER_BYTES: usize = 512;
 
 /// The outcome of an export of rows.
@@ -24,12 +25,14 @@ pub(crate) struct Exported {
     pub(crate) dimension: u32,
 }
 
-/// Writes the ids and values of a table's rows, bucket by bucket. In memory are one of the checkpoint's files, a row group, and
-/// the ids of the rows that have changed since the last full checkpoint. A Parquet file has the columns `id` and `values`, a list; a safetensors file has the tensors
-/// `values` of shape `[rows, dimension]` and `ids` of shape `[rows]`. The name of the output says which.
+/// Writes the ids and values of a table's rows, bucket by bucket. The extension of the output's name chooses the
+/// format. A Parquet file has the columns `id` and `values`, a list. A safetensors file has the tensors `values` of
+/// shape `[rows, dimension]` and `ids` of shape `[rows]`. Memory holds one of the checkpoint's files, a row group, and
+/// the ids of the rows that have changed since the last full checkpoint.
 ///
 /// # Errors
-/// If there is no such table; if the name ends in neither `.parquet` nor `.safetensors`; the store's or the system's.
+/// If there is no such table, if the name ends in neither `.parquet` nor `.safetensors`, or if the store or the system
+/// fails.
 pub(crate) async fn write_rows(
     store: &Store,
     manifest: &Manifest,
@@ -79,7 +82,7 @@ pub(crate) async fn write_rows(
     })
 }
 
-/// A form of file.
+/// A file format for rows.
 trait Form {
     /// Adds the rows of a bucket.
     fn add(&mut self, rows: &SavedRows) -> io::Result<()>;
@@ -98,8 +101,8 @@ impl Form for ParquetRows<BufWriter<File>> {
     }
 }
 
-/// A safetensors file. The number of rows, which the header needs, is known last, so the header's room is left free, and
-/// the ids wait in a file of their own.
+/// A safetensors file. Its header needs the number of rows, which is known only at the end. Until then, the header's
+/// space is blank, and the ids are in a temporary file.
 struct TensorFile {
     file: BufWriter<File>,
     ids: BufWriter<File>,

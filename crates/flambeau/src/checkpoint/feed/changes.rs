@@ -18,20 +18,21 @@ use crate::error::CommandError;
 pub(super) struct Difference<'a> {
     pub(super) store: &'a Store,
     pub(super) now: &'a Manifest,
-    /// The number of the table in block ids.
+    /// The index of the table in block ids.
     pub(super) variable: u32,
 }
 
-/// A bucket of which changes are read, those of the newest checkpoint first.
+/// A bucket whose changes are read, from the newest checkpoint backwards.
 struct Followed {
-    /// The checkpoint with the changes, or the rows, that come next.
+    /// The number of the checkpoint that has the next older changes of the bucket, or all of its rows.
     next: u64,
-    /// The rows that newer changes have or remove.
+    /// The ids of the rows that newer changes set or remove.
     newer: HashSet<u64>,
 }
 
 impl Difference<'_> {
-    /// Writes all rows. In memory are one of the checkpoint's files, and the ids of the rows that incremental checkpoints have.
+    /// Writes all rows. Memory holds one of the checkpoint's files, and the ids of the rows that incremental
+    /// checkpoints have.
     pub(super) async fn all(&self, parts: &mut Parts<'_>) -> Result<(), CommandError> {
         let place = self.store.checkpoint_location(self.now.number);
         let damaged = |why| CheckpointError::damaged(&place, why);
@@ -50,8 +51,8 @@ impl Difference<'_> {
         Ok(reading.finish(self.now).map_err(damaged)?)
     }
 
-    /// Writes the changes since an earlier checkpoint of the same run, if the checkpoint builds on it. Returns whether it
-    /// does. Otherwise, what was written does not count.
+    /// Writes the changes since checkpoint `since` of the same run, if the current checkpoint builds on it. Returns
+    /// false if it does not; the caller then discards `parts`.
     pub(super) async fn by_chain(
         &self,
         since: u64,
@@ -98,9 +99,10 @@ impl Difference<'_> {
         Ok(all && buckets.values().all(|bucket| bucket.next == since))
     }
 
-    /// Writes the rows that differ from those of the export before, by reading both checkpoints whole. Returns whether the
-    /// earlier one is still there. Otherwise, what was written does not count. In memory are the buckets of one of
-    /// the checkpoint's own files, with all of their rows: if it is incremental, that may be the whole table.
+    /// Writes the rows that differ from those of the previous export, by comparing all rows of both checkpoints.
+    /// Returns false if the earlier checkpoint is gone or has other variables or tables; the caller then discards
+    /// `parts`. Memory holds the buckets of one of the current checkpoint's own files, with all of their rows. For an
+    /// incremental checkpoint, this may be the whole table.
     pub(super) async fn by_comparison(
         &self,
         before: &Entry,
@@ -173,7 +175,7 @@ impl Difference<'_> {
         Ok(blocks.filter(move |block| block.id.variable == variable))
     }
 
-    /// Returns the buckets of each of the checkpoint's own files.
+    /// Returns the table's buckets in each of the checkpoint's own files, without files that have none.
     fn groups(&self) -> impl Iterator<Item = BTreeSet<u32>> {
         let own = self
             .now

@@ -7,22 +7,22 @@ use shared_proto::table::TableSpec;
 
 use crate::error::CommandError;
 
-/// The form of an export; another one is refused.
+/// The version of the export format. Other versions are refused.
 const FORM: u32 = 1;
 
-/// The file that is written last: without it there is no export.
+/// The name of the manifest. It is written last: a folder without it is no export.
 const NAME: &str = "manifest.json";
 
-/// An export: `manifest.json` in its folder.
+/// The manifest of an export: `manifest.json` in the export's folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
     pub(super) form: u32,
     /// The export's number, from 0, also the name of its folder.
     pub(super) number: u64,
-    /// True if it has all rows. Otherwise it has those that have changed since the export before.
+    /// True if the export has all rows. Otherwise it has the rows that have changed since the previous export.
     pub(super) full: bool,
-    /// The exports since the last one of all rows.
+    /// The number of exports since the last one with all rows; 0 if this one has all rows.
     pub(super) since_full: u64,
     pub(super) table: String,
     /// The number of values in each row.
@@ -38,8 +38,8 @@ pub(super) struct Entry {
     pub(super) removed: u64,
     /// Parquet files with the columns `id` and `values`.
     pub(super) files: Vec<File>,
-    /// Parquet files with the column `id`: rows that were removed since the export before. Earlier exports need not have
-    /// them.
+    /// Parquet files with the column `id`: the rows that were removed since the previous export. A removed row need not
+    /// be in any earlier export.
     pub(super) removed_files: Vec<File>,
 }
 
@@ -49,12 +49,12 @@ pub(super) struct Entry {
 pub(super) struct File {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// SHA-256 of its content, in hexadecimal.
+    /// SHA-256 of the file's content, in hexadecimal.
     pub(super) sha256: String,
 }
 
 impl Entry {
-    /// Returns the export of all rows of a checkpoint, without files.
+    /// Returns the entry for an export of all rows of a checkpoint. It has no files yet.
     pub(super) fn full(checkpoint: &Manifest, spec: &TableSpec, number: u64) -> Self {
         Self {
             form: FORM,
@@ -74,7 +74,7 @@ impl Entry {
         }
     }
 
-    /// Returns the export of the rows that have changed since the export before, without files.
+    /// Returns the entry for an export of the rows that have changed since the export `before`. It has no files yet.
     pub(super) fn changes(checkpoint: &Manifest, spec: &TableSpec, before: &Self) -> Self {
         Self {
             full: false,
@@ -93,7 +93,7 @@ impl Entry {
         folder(self.number)
     }
 
-    /// Returns the newest whole export.
+    /// Returns the newest export that has a manifest; none if there is none.
     ///
     /// # Errors
     /// If exports cannot be read, or the newest one is damaged.
@@ -129,7 +129,7 @@ impl Entry {
     /// Commits the export: writes its manifest.
     ///
     /// # Errors
-    /// If another process has made one of this number, or the manifest cannot be written.
+    /// If another process has committed an export of this number, or the manifest cannot be written.
     pub(super) async fn write(&self, files: &Files) -> Result<(), CommandError> {
         let mut text = serde_json::to_vec_pretty(self).map_err(|error| CommandError::Content {
             path: files.place(&self.folder()).into(),

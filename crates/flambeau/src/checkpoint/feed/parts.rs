@@ -10,20 +10,21 @@ use super::super::rows::{ParquetRows, parquet_ids};
 use super::entry::{Entry, File, folder};
 use crate::error::CommandError;
 
-/// The bytes of values in a file, but for those of a bucket that exceed it. A file that is being written is in memory.
+/// A file is closed when its values have this size in bytes; its last bucket may exceed it. An open file is in memory.
 const FILE_BYTES: u64 = 64 << 20;
 
 /// The most ids in one file of removed rows.
 const FILE_IDS: usize = 1 << 20;
 
-/// The files of an export that are written one after the other.
+/// The files of an export, which are written one after the other.
 pub(super) struct Parts<'a> {
     files: &'a Files,
     folder: String,
-    /// A part of the files' names. No two exports have it, so one that is given up cannot change the files of another.
+    /// A random part of the files' names. Each attempt at an export has another one, so an abandoned attempt cannot
+    /// overwrite the files of another.
     token: u64,
     dimension: usize,
-    /// The file that is being written, and its rows.
+    /// The open file and the number of its rows; none between files.
     open: Option<(ParquetRows<Vec<u8>>, u64)>,
     removed: Vec<u64>,
     rows: u64,
@@ -72,7 +73,7 @@ impl<'a> Parts<'a> {
         self.removed.extend(ids);
     }
 
-    /// Writes what is left, and commits the export.
+    /// Writes the open file and the removed ids, and commits the export.
     pub(super) async fn finish(mut self, mut entry: Entry) -> Result<Entry, CommandError> {
         self.close().await?;
         entry.rows = self.rows;
@@ -91,7 +92,7 @@ impl<'a> Parts<'a> {
         Ok(entry)
     }
 
-    /// Ends the file that is being written.
+    /// Writes the open file, if there is one.
     async fn close(&mut self) -> Result<(), CommandError> {
         let Some((open, _)) = self.open.take() else {
             return Ok(());

@@ -5,7 +5,8 @@ use crate::job::{
     BatchNorm, Correction, CrossDevice, Job, JobError, Mode, Strategy, StrategyName, Wire,
 };
 
-/// The most micro-batches of a batch, and the most stages of a model: the order of a step is made from both.
+/// The maximum number of micro-batches of a batch. It is limited, as is the number of stages of a model, because the
+/// order of a step is made from both.
 const MOST_MICRO_BATCHES: u32 = 4096;
 const MOST_STAGES: u32 = 1024;
 
@@ -13,7 +14,8 @@ const MOST_STAGES: u32 = 1024;
 const MOST_BUCKET: f64 = 65536.0;
 
 impl Strategy {
-    /// Checks the number of steps that are computed ahead, which counts where servers apply gradients as they come.
+    /// Checks the number of steps that are computed ahead. It has an effect only where servers apply gradients as they
+    /// arrive.
     pub(super) fn validate_pipeline(&self) -> Result<(), JobError> {
         let Self {
             name,
@@ -55,7 +57,7 @@ impl Strategy {
         }
     }
 
-    /// Checks the corrections of old gradients, which there are where servers apply gradients as they come.
+    /// Checks the corrections of old gradients. They have an effect only where servers apply gradients as they arrive.
     pub(super) fn validate_correction(&self) -> Result<(), JobError> {
         let Correction {
             step_limit,
@@ -215,7 +217,8 @@ impl Strategy {
         }
     }
 
-    /// Checks the place where devices add up: a choice with `mirrored`, and where workers with the whole model add up dense gradients.
+    /// Checks the place where devices add up gradients. It can be chosen only with `mirrored`, and where workers, each
+    /// with the whole model, add up dense gradients.
     pub(super) fn validate_cross_device(&self) -> Result<(), JobError> {
         let Some(place) = self.cross_device else {
             return Ok(());
@@ -247,8 +250,8 @@ impl Strategy {
         Ok(())
     }
 
-    /// Returns the settings for which workers cannot add up gradients by NCCL: for each its name, its value if it is set, and advice to the
-    /// user.
+    /// Returns the settings with which workers cannot add up gradients by NCCL: for each its name, its value if it is
+    /// set, and advice to the user.
     fn excluded_by_nccl(&self) -> [(&'static str, Option<String>, &'static str); 5] {
         let number = |value: u32| value.to_string();
         let synchronised = self.batch_norm == BatchNorm::Synchronised;
@@ -284,7 +287,7 @@ impl Strategy {
         ]
     }
 
-    /// Checks the settings of stages, which count with `model-parallel` alone.
+    /// Checks the settings of stages, which have an effect only with `model-parallel`.
     pub(super) fn validate_stages(&self) -> Result<(), JobError> {
         let (micro_batches, stages) = (self.micro_batches, self.stages);
         self.check_stages_count()?;
@@ -359,7 +362,7 @@ impl Strategy {
 }
 
 impl Job {
-    /// Checks that the workers that the job waits for hold a whole model.
+    /// Checks that the workers that the job waits for are enough to hold a whole model.
     pub(super) fn validate_stage_workers(&self) -> Result<(), JobError> {
         let needed = self.strategy.stage_groups().workers;
         match self.cluster.workers {
@@ -385,7 +388,8 @@ impl Job {
         }
     }
 
-    /// Checks the size of buckets, beside which no setting may change gradients before they leave.
+    /// Checks the size of buckets. With it, no setting may change gradients after the backward pass, because they are
+    /// sent before its end.
     pub(super) fn validate_buckets(&self) -> Result<(), JobError> {
         self.strategy.check_buckets()?;
         let before_leaving = [
