@@ -1,6 +1,7 @@
-//! Arrow record batches as data: a query of DataFusion, a table of Lance or Delta Lake, or whatever else makes them becomes a data source of a
-//! few lines. Polars hands them over through Arrow's C interface. The columns have the types, the label and the gaps of the job's `[data]`, as
-//! those of a Parquet file have; times of day are refused.
+//! Arrow record batches as data. The result of a DataFusion query, a table of Lance or Delta Lake, or whatever else
+//! provides record batches becomes a data source in a few lines. Polars exports record batches through Arrow's C
+//! interface. As for a Parquet file, the job's `[data]` gives the types of the columns, the label and the missing
+//! values. Times of day are refused.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -24,7 +25,7 @@
 //! }
 //! ```
 //!
-//! A program names `flambeau::Source` and the like in place of `data::Source`.
+//! Programs that use the crate `flambeau` name `flambeau::Source` in place of `data::Source`, and so on.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -37,8 +38,8 @@ use arrow_array::{Array, GenericBinaryArray, OffsetSizeTrait, RecordBatch};
 use arrow_schema::{DataType, TimeUnit};
 use data::{Cell, CellWriter, DataSetup, Dataset, InputError, RowBatch, open_batches};
 
-/// Opens a data set of record batches, which stay in memory. `origin` names them in messages. Each worker of a cluster has to open the same rows in
-/// the same order: give a query an `ORDER BY`.
+/// Opens a data set of record batches, which stay in memory. `origin` names the batches in messages. All workers of a
+/// cluster must open the same rows in the same order, so a query needs an `ORDER BY`.
 ///
 /// # Errors
 /// Names the row, the column and the value that does not fit the job; [`InputError::Invalid`] if there is no row.
@@ -119,7 +120,8 @@ impl RowBatch for Rows {
     }
 }
 
-/// Hands the elements of lists to `to`. `ends` has the first element of each list, and the one behind it.
+/// Passes the elements of lists to `to`. `ends` has the index of the first element of each list, and the index behind
+/// its last element.
 fn read_lists(
     lists: &dyn Array,
     elements: &dyn Array,
@@ -146,7 +148,7 @@ fn unfit(array: &dyn Array, to: &CellWriter) -> InputError {
     ))
 }
 
-/// Returns the error of a value that is not read.
+/// Returns the error for a value that cannot be read.
 fn beyond(array: &dyn Array, to: &CellWriter) -> InputError {
     let kind = match array.data_type() {
         DataType::Dictionary(_, values) => values,
@@ -158,10 +160,11 @@ fn beyond(array: &dyn Array, to: &CellWriter) -> InputError {
     })
 }
 
-/// Returns the value in a row that has one; none if it has too many digits or is no text.
+/// Returns the value in a row, which must not be null. None for a decimal with too many digits, and for bytes that are
+/// not UTF-8.
 type Reader<'a> = Box<dyn Fn(usize) -> Option<Cell<'a>> + 'a>;
 
-/// Returns a function that reads the values of an array; none for a type that is not read.
+/// Returns a function that reads the values of an array; none if the type of the array is not supported.
 fn reader(array: &dyn Array) -> Option<Reader<'_>> {
     const SECOND: i128 = 1_000_000_000;
     Some(match array.data_type() {
@@ -251,7 +254,7 @@ fn integers<T: ArrowPrimitiveType<Native: Into<i128>>>(array: &dyn Array) -> Rea
     values::<T>(array, |number| Cell::Integer(number.into()))
 }
 
-/// Reads times in units of so many nanoseconds.
+/// Reads times in units of `unit` nanoseconds.
 fn times<T: ArrowPrimitiveType<Native = i64>>(array: &dyn Array, unit: i128) -> Reader<'_> {
     values::<T>(array, move |time| Cell::time(i128::from(time) * unit))
 }

@@ -14,7 +14,7 @@ use crate::samples::Samples;
 use crate::samples::field::Signature;
 use crate::samples::memory::{InMemory, check_equal};
 
-/// The samples that a job trains on, and those that it holds out to measure.
+/// The samples that a job trains on, and those that it holds out for evaluation.
 pub struct Dataset {
     /// The samples to train on.
     pub training: Box<dyn Samples>,
@@ -22,7 +22,7 @@ pub struct Dataset {
     pub evaluation: Box<dyn Samples>,
     /// The fields of each sample.
     pub signature: Signature,
-    /// The parameters of a table's columns, and the names of classes; none for data without either.
+    /// The fitted parameters of columns, and the meaning of labels; none for data without either.
     pub transforms: Option<Fitted>,
 }
 
@@ -59,8 +59,8 @@ impl Dataset {
         })
     }
 
-    /// Returns the SHA-256 of all samples, by which the coordinator knows whether workers have the same data. It is
-    /// empty for data that is not compared.
+    /// Returns the SHA-256 of all samples. The coordinator compares the digests of the workers to check that they have
+    /// the same data. The digest is empty for data that is not compared.
     pub fn digest(&self) -> Bytes {
         let mut hash = Sha256::new();
         let mut compared = false;
@@ -77,8 +77,8 @@ impl Dataset {
     }
 }
 
-/// Writes the parameters of columns and the names of classes beside a file of weights. For data without either, removes
-/// those of an earlier run.
+/// Writes the parameters of columns and the meaning of labels to a file beside the weights. For data without either,
+/// removes the file of an earlier run.
 ///
 /// # Errors
 /// [`InputError::Unwritable`].

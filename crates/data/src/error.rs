@@ -23,9 +23,9 @@ pub enum InputError {
     /// A file is absent.
     #[error("{} has no {names}; put the file there, or let `data.dir` name another folder", folder.display())]
     Missing {
-        /// The folder in which it was expected.
+        /// The folder in which the file was expected.
         folder: PathBuf,
-        /// The names that it may have.
+        /// The names that the file may have.
         names: String,
     },
     /// A file cannot be read.
@@ -49,7 +49,7 @@ pub enum InputError {
     Bytes {
         /// The file.
         path: PathBuf,
-        /// The place in its uncompressed content.
+        /// The offset in the file's uncompressed content.
         offset: u64,
         /// The value found, and the one expected.
         problem: String,
@@ -77,14 +77,14 @@ pub enum InputError {
     /// The samples, or the settings of a source, make no sense.
     #[error("{0}")]
     Invalid(String),
-    /// The data has not a single input, or not a single target.
+    /// The data must have exactly one input or target, and has none or several.
     #[error(
         "the data has no single {what}: it has {names:?}; use a model that asks for these by name"
     )]
     Fields {
         /// `input` or `target`.
         what: &'static str,
-        /// The names of those that it has.
+        /// The names of the inputs or targets that the data has.
         names: Vec<String>,
     },
     /// The loss does not fit the target.

@@ -1,4 +1,4 @@
-//! The driver of the fuzz target `tables`: files of data, whole.
+//! The driver of the fuzz target `tables`, which reads whole data files.
 
 use std::io;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::sources::npy::Npy;
 use crate::sources::parquet::Parquet;
 use crate::sources::survey;
 
-/// The columns of tables, in [`FORMS`].
+/// The settings for the columns of tables in [`FORMS`].
 const COLUMNS: &str = r#"label = "y"
 missing = "indicator"
 [data.columns]
@@ -30,18 +30,18 @@ d = { type = "date" }
 
 type Open = fn(&DataSetup) -> Result<Dataset, InputError>;
 
-/// A form in which a file is read.
+/// A way to read an input: the data source, its settings, and its files.
 struct Form {
     kind: &'static str,
     open: Open,
     settings: &'static str,
-    /// The files that have the input. Other sources than tables need more than one.
+    /// The files to which the input is written. Some sources need more than one.
     files: &'static [&'static str],
-    /// Files that the source needs besides.
+    /// The names and contents of other files that the source needs.
     others: &'static [(&'static str, &'static [u8])],
 }
 
-/// Returns the form of a table in one file.
+/// Returns the form of a table that has no other files.
 const fn table(
     kind: &'static str,
     open: Open,
@@ -57,10 +57,10 @@ const fn table(
     }
 }
 
-/// Four labels in a file of IDX.
+/// An IDX file with four labels.
 const LABELS: &[u8] = b"\0\0\x08\x01\0\0\0\x04\x00\x01\x00\x01";
 
-/// The first byte of an input chooses one of these.
+/// The ways to read an input. The first byte of the input chooses one.
 const FORMS: &[Form] = &[
     table("csv", Csv::open, COLUMNS, &["t.csv"]),
     table("csv", Csv::open, COLUMNS, &["t.csv.gz"]),
@@ -106,7 +106,8 @@ const FORMS: &[Form] = &[
     },
 ];
 
-/// Reads an input as a file of data, in memory and streamed, to train on it and to measure it. Returns true if it has samples.
+/// Reads an input as data files for training, evaluation and prediction, once in memory and once streamed. Returns true
+/// if one of the two succeeds.
 ///
 /// # Panics
 /// If an error does not name the file, or if a folder for the file cannot be made.
@@ -153,7 +154,8 @@ fn write(dir: &Path, form: &Form, content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads all samples to train on, and those that are held out; then all with the columns of the training.
+/// Reads all training samples and all held-out samples. Then reads all samples for evaluation and for prediction, with
+/// the parameters that were fitted in training.
 fn read(open: Open, data: &Data) -> Result<(), InputError> {
     let open = |purpose| {
         let seed = 1;
@@ -185,7 +187,7 @@ fn read_evaluation(dataset: &mut Dataset) -> Result<(), InputError> {
     Ok(())
 }
 
-/// An error names the file, or the setting that does not fit it.
+/// Checks that an error names the file or a setting of the data.
 fn check(error: &InputError, dir: &Path) {
     let text = error.to_string();
     let is_setting =

@@ -1,19 +1,19 @@
-//! Data: from a place to the samples of a step, without a machine-learning library.
+//! Reads data sets: from files to the samples of a step, without a machine-learning library.
 //!
 //! Everything here is deterministic: with the same files and seed, each position of a pass holds the same sample on
 //! every worker. Files are not trusted: an error names the file and the place in it.
 //!
-//! A value goes through these folders in this order:
-//! - [`source`]: the interface of data sources, and the settings from which they open
-//! - `files`: from a place to bytes: folders, object stores, archives, compressed files
-//! - `reading`: the files of a data set, those that are held out, and the parts in which files are read
+//! A value goes through these modules in this order:
+//! - [`source`]: the interface of data sources, and the settings with which they open
+//! - `files`: the bytes of files in folders, object stores and archives, decompressed
+//! - `reading`: the files of a data set, the samples that are held out, and the chunks in which files are read
 //! - `columns`: cells in the types of their file, and the columns of a table
-//! - `features`: what columns become, fitted to the training samples
+//! - `features`: the transforms of columns to inputs, fitted to the training samples
 //! - `samples`: named columns of samples, in memory or read anew in each pass; `shuffle`: their order
-//! - `sources`: the sources that ship, which connect all of these: [`Digits`], [`Idx`], [`Cifar10`], [`Npy`], [`Images`],
-//!   [`Csv`], [`Parquet`], [`LibSvm`], [`Criteo`], [`Clicks`] and [`Random`]
+//! - `sources`: the data sources of this crate, which use all of the above: [`Digits`], [`Idx`], [`Cifar10`], [`Npy`],
+//!   [`Images`], [`Csv`], [`Parquet`], [`LibSvm`], [`Criteo`], [`Clicks`] and [`Random`]
 //! - `fuzzing`: the driver of a fuzz target
-//! - `dataset`: the result; `error`, `place`: the errors of all of these
+//! - `dataset`: the result; `error` and `place`: the errors of all of these
 
 mod columns;
 mod dataset;

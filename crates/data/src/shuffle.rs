@@ -1,4 +1,4 @@
-//! The order in which samples are taken. Every worker computes the same one from the seed.
+//! The order in which samples are taken. Every worker computes the same order from the seed.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -8,7 +8,7 @@ pub fn order(seed: u64, epoch: u32, samples: usize) -> Vec<u32> {
     permutation(seed, epoch, Purpose::Samples, samples)
 }
 
-/// Returns the order by which samples are held out for evaluation: its last ones are. It differs from the order of
+/// Returns an order of the samples, of which the last ones are held out for evaluation. It differs from the order of
 /// each epoch.
 pub(crate) fn held_out(seed: u64, samples: usize) -> Vec<u32> {
     permutation(seed, 0, Purpose::HeldOut, samples)
@@ -24,7 +24,7 @@ pub(crate) fn window(seed: u64, epoch: u32, window: u64, samples: usize) -> Vec<
     permutation(seed, epoch, Purpose::Window(window), samples)
 }
 
-/// The use of an order; each has orders of its own.
+/// The use of an order. Different uses have different orders.
 #[derive(Clone, Copy)]
 enum Purpose {
     Samples,

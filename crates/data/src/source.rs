@@ -37,7 +37,8 @@ use crate::features::fitted::Fitted;
 /// # fn main() {}
 /// ```
 pub trait Source: 'static {
-    /// True if samples can stay in their files when `data.stream` is set. Otherwise this is refused.
+    /// True if samples can stay in their files when `data.stream` is set. If false, a job that sets `data.stream` is
+    /// refused.
     const STREAMS: bool = false;
 
     /// Opens the data. With the same settings and files, every worker gets the same samples.
@@ -47,10 +48,10 @@ pub trait Source: 'static {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError>;
 }
 
-/// The settings from which data is opened.
+/// The settings with which data is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct DataSetup<'a> {
-    /// The job's `[data]`; settings of a source's own are in its `options`.
+    /// The job's `[data]` table. Settings of the source's own are in its `options`.
     pub settings: &'a Data,
     /// The job's seed.
     pub seed: u64,
@@ -58,22 +59,23 @@ pub struct DataSetup<'a> {
     pub purpose: Purpose<'a>,
 }
 
-/// The use of data. It makes a difference for tables, where columns are fitted to the training samples.
+/// The use of data. It matters for data with parameters that are fitted to the training samples, such as tables.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Purpose<'a> {
-    /// Training: columns are fitted.
+    /// Training, in which columns are fitted.
     #[default]
     Training,
     /// An evaluation, with the columns as they were fitted in training.
     Evaluation(&'a Fitted),
-    /// An evaluation of all samples, which are of other data than that of training, with the columns as they were fitted there.
+    /// An evaluation of all samples of other data than that of the training, with the columns as they were fitted in
+    /// training.
     EvaluationOfAll(&'a Fitted),
     /// Predictions for all samples, with the columns as they were fitted in training. Labels are not read.
     Prediction(&'a Fitted),
 }
 
 impl<'a> Purpose<'a> {
-    /// Returns what columns were fitted to in training; none in training.
+    /// Returns the parameters that were fitted in training; none if this is the training.
     pub(crate) fn fitted(self) -> Option<&'a Fitted> {
         match self {
             Self::Training => None,
@@ -93,50 +95,50 @@ impl<'a> DataSetup<'a> {
         self.settings.dir.as_deref().ok_or(InputError::NoPlace)
     }
 
-    /// Returns the bytes of a streamed file that are shuffled together.
+    /// Returns the size in bytes of the windows in which streamed samples are shuffled.
     pub(crate) fn window(&self) -> u64 {
         u64::from(self.settings.shuffle_mebibytes) << 20
     }
 
-    /// Returns a whole number in `data.options`, if it is there.
+    /// Returns a whole number in `data.options`; none if it is not set.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if it is none, or negative.
+    /// [`InputError::Invalid`] if the value is not a whole number, or is negative.
     pub fn whole_number(&self, key: &str) -> Result<Option<u64>, InputError> {
         let number = |value: &Value| value.as_integer().and_then(|n| u64::try_from(n).ok());
         self.option(key, number, "a whole number, at least 0")
     }
 
-    /// Returns a number in `data.options`, if it is there.
+    /// Returns a number in `data.options`; none if it is not set.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if it is none.
+    /// [`InputError::Invalid`] if the value is not a number.
     pub fn number(&self, key: &str) -> Result<Option<f64>, InputError> {
         let number = |value: &Value| value.as_float().or(value.as_integer().map(|n| n as f64));
         self.option(key, number, "a number")
     }
 
-    /// Returns a truth value in `data.options`, if it is there.
+    /// Returns a boolean in `data.options`; none if it is not set.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if it is neither `true` nor `false`.
+    /// [`InputError::Invalid`] if the value is neither `true` nor `false`.
     pub fn truth(&self, key: &str) -> Result<Option<bool>, InputError> {
         self.option(key, Value::as_bool, "true or false")
     }
 
-    /// Returns a text in `data.options`, if it is there.
+    /// Returns a text in `data.options`; none if it is not set.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if it is no text.
+    /// [`InputError::Invalid`] if the value is not a text.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, InputError> {
         self.option(key, Value::as_str, "text in quotes")
     }
 
-    /// Refuses settings that would have no effect: those in `data.options` with other names than these, and
-    /// `data.columns`.
+    /// Refuses settings that have no effect: `data.columns`, `data.weight`, and settings in `data.options` other than
+    /// those in `names`.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] names the setting and those that there are.
+    /// [`InputError::Invalid`] names the setting.
     pub fn only(&self, names: &[&str]) -> Result<(), InputError> {
         if let Some(column) = self.settings.columns.keys().next() {
             return Err(InputError::Invalid(format!(
@@ -153,10 +155,10 @@ impl<'a> DataSetup<'a> {
         self.only_options(names)
     }
 
-    /// Refuses settings in `data.options` with other names than these.
+    /// Refuses settings in `data.options` other than those in `names`.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] names the setting and those that there are.
+    /// [`InputError::Invalid`] names the setting, and lists those in `names`.
     pub fn only_options(&self, names: &[&str]) -> Result<(), InputError> {
         let mut options = self.settings.options.keys();
         let Some(key) = options.find(|key| !names.contains(&key.as_str())) else {

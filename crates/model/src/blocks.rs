@@ -1,4 +1,4 @@
-//! Models that are chains of blocks: cut into stages, each on a device of its own.
+//! Models that are chains of blocks, which can be cut into stages on different devices.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use super::pass::Pass;
 use super::{Batch, Model};
 
-/// The stages that a model's blocks are cut into: consecutive blocks, as many in each stage as in the others, or one more. By
-/// default there is one, and blocks mean nothing.
+/// The stages into which a model's blocks are cut. Each stage has consecutive blocks, and the numbers of blocks of any
+/// two stages differ by at most one. By default there is one stage, and blocks have no effect.
 #[derive(Clone, Debug, Default)]
 pub struct Stages {
-    /// The device of each stage.
+    /// The device of each stage; empty by default.
     devices: Vec<Device>,
     asked: Arc<Mutex<Asked>>,
 }
@@ -24,7 +24,7 @@ pub struct Stages {
 /// The blocks and variables that a model has asked for while it was built.
 #[derive(Debug, Default)]
 struct Asked {
-    /// The number of its blocks.
+    /// The number of the model's blocks; none if the model has not asked for the variables of a block.
     blocks: Option<usize>,
     /// The stage of each variable.
     variables: BTreeMap<String, usize>,
@@ -46,13 +46,13 @@ impl Stages {
         self.devices.len().max(1)
     }
 
-    /// Returns the device of each stage; none by default.
+    /// Returns the device of each stage; an empty slice by default.
     #[doc(hidden)]
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// Returns the blocks of a stage.
+    /// Returns the indices of the blocks in a stage, for a model of `blocks` blocks.
     #[doc(hidden)]
     pub fn blocks_of(&self, stage: usize, blocks: usize) -> Range<usize> {
         let stages = self.count();
@@ -61,7 +61,7 @@ impl Stages {
         first(stage)..first(stage + 1)
     }
 
-    /// Returns the variables for a block, on the device of its stage.
+    /// Returns the variables for block `block` of `of` blocks, on the device of the block's stage.
     pub(super) fn block<'v>(
         &self,
         block: usize,
@@ -102,7 +102,8 @@ impl Stages {
         ))
     }
 
-    /// Returns the number of blocks for which a model has asked for variables, and the stage of each of these.
+    /// Returns the model's number of blocks, and the stage of each variable that the model has asked for. The number is
+    /// none if the model has not asked for the variables of a block.
     #[doc(hidden)]
     pub fn asked(&self) -> (Option<usize>, BTreeMap<String, usize>) {
         let asked = self.asked.lock();
@@ -110,7 +111,7 @@ impl Stages {
     }
 }
 
-/// Variables that are noted as those of a stage when the model asks for them.
+/// Variables whose stage is recorded when the model asks for them.
 struct Noted<'v> {
     vars: VarBuilder<'v>,
     stage: usize,
@@ -161,7 +162,8 @@ impl SimpleBackend for Noted<'_> {
     }
 }
 
-/// Returns the outputs of a chain for a batch: those of its blocks in turn. This is [`Model::forward`] of a model with blocks.
+/// Computes the blocks of a model one after another, and returns the outputs of the last block. A model with several
+/// blocks calls this in [`Model::forward`].
 ///
 /// # Errors
 /// Those of the blocks.

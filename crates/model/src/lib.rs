@@ -1,14 +1,14 @@
-//! Models: their interface, and those that ship.
+//! Models: their interface, and the built-in models.
 //!
 //! - [`Model`], [`Setup`], [`Pass`]: the interface; [`Objective`], [`Loss`], [`Metrics`]: what a model is trained for
-//! - [`input`]: samples of the crate `data` become batches
+//! - [`input`]: conversion of the samples of the crate `data` to batches
 //! - [`tables`]: embedding tables in a model
-//! - [`models`]: the models that ship; [`registry`]: those that a job can name
+//! - [`models`]: the built-in models; [`registry`]: the models that a job can name
 //! - [`candle_error`]: the text of candle's errors
 //!
-//! A model of your own is a struct with candle layers and an implementation of [`Model`]: `new`
-//! takes its variables from a [`VarBuilder`], `forward` computes outputs. Everything else (the loss, metrics, initial
-//! values, gradients, pulling and pushing) is done around it.
+//! A model of your own is a struct with candle layers and an implementation of [`Model`]: `new` takes its variables
+//! from a [`VarBuilder`], `forward` computes outputs. Flambeau does the rest: the loss, metrics, initial values,
+//! gradients, pulling and pushing.
 //!
 //! ```
 //! use candle_core::{DType, Device, Result, Tensor};
@@ -89,10 +89,10 @@ pub use metrics::{Metrics, Name as MetricName};
 pub use objective::Objective;
 pub use pass::Pass;
 
-/// The settings from which a model is built.
+/// The settings with which a model is built.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
-    /// The job's `[model]`; settings of a model's own are in its `options`.
+    /// The job's `[model]` table. Settings of the model's own are in its `options`.
     pub settings: &'a shared_proto::job::Model,
     /// The fields of each sample.
     pub data: &'a Signature,
@@ -105,7 +105,8 @@ pub struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    /// Builds a model of a job outside of a training, for a loop of your own: calls `build` with the setup for data of these fields.
+    /// Builds a model of a job outside of a training, for a training loop of your own. Calls `build` with the setup for
+    /// data with these fields.
     ///
     /// # Errors
     /// Those of `build`. A model with embedding tables is refused, because the rows are on the servers of a training.
@@ -133,10 +134,10 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Returns the shape of one sample, without the batch dimension, of data with a single dense input.
+    /// Returns the shape of one sample of the only input, without the batch dimension.
     ///
     /// # Errors
-    /// If there are several inputs, or it is ragged.
+    /// If there is not exactly one input, or if it is ragged.
     pub fn sample_shape(&self) -> Result<&'a [usize]> {
         let input = self
             .data
@@ -151,7 +152,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Returns the number of values in one sample of data with a single dense input.
+    /// Returns the number of values in one sample of the only input.
     ///
     /// # Errors
     /// As [`Self::sample_shape`].
@@ -159,20 +160,21 @@ impl<'a> Setup<'a> {
         Ok(self.sample_shape()?.iter().product())
     }
 
-    /// Asks for an embedding table. Its rows are on the servers; a step gets those of its samples.
+    /// Asks for an embedding table. The rows of the table are on the servers; a step receives the rows of its samples.
     ///
     /// # Errors
-    /// If the settings are not possible, if the data does not have a column, or if the model has a table of this name.
+    /// If the settings are not possible, if the data lacks a column of the table, or if the model already has a table
+    /// of this name.
     pub fn table(&self, name: &str, table: Table) -> Result<Embeddings> {
         self.tables.add(name, &table, self.data)
     }
 
-    /// Returns the variables for block `block` of `of`, from 0: those of `vars`, on the device of the block's stage. A chain of blocks
-    /// asks for all of its variables in this way.
+    /// Returns the variables for block `block`, counted from 0, of `of` blocks: those of `vars`, on the device of the
+    /// block's stage. A chain of blocks asks for all of its variables with this method.
     ///
     /// # Errors
-    /// If there is no such block, if the model has asked with another number of blocks, or if it has fewer blocks than there are
-    /// stages.
+    /// If there is no such block, if the model has asked with a different number of blocks before, or if there are
+    /// fewer blocks than stages.
     pub fn block<'v>(
         &self,
         block: usize,
@@ -189,8 +191,8 @@ impl<'a> Setup<'a> {
 }
 
 /// A model that can be trained: a struct with candle layers. `new` takes its variables from a [`VarBuilder`], and
-/// `forward` computes outputs. Flambeau adds the loss, metrics, initial values, gradients and updates. One thread
-/// computes with the model, while another asks it which values the next batches want.
+/// `forward` computes outputs. Flambeau adds the loss, metrics, initial values, gradients and updates. While one thread
+/// computes with the model, another calls [`Model::wants`] for the next batches.
 ///
 /// ```
 /// # // The names that authors of models know, which come from a crate above this one.
@@ -221,9 +223,9 @@ impl<'a> Setup<'a> {
 /// # fn main() {}
 /// ```
 ///
-/// A model that is a *chain of blocks*, each of which takes the outputs of the one before, can be cut into stages on several
-/// devices (`strategy.name = "model-parallel"`). It says how many blocks it has, asks for the variables of each by
-/// [`Setup::block`], and computes one at a time:
+/// A model can be a *chain of blocks*, in which each block takes the outputs of the block before. Such a model can be
+/// cut into stages on several devices (`strategy.name = "model-parallel"`). It returns its number of blocks, asks for
+/// the variables of each block with [`Setup::block`], and computes one block at a time:
 ///
 /// ```
 /// # mod flambeau { pub use {candle_core, candle_nn, nn, flambeau_model::*}; }
@@ -271,14 +273,14 @@ impl<'a> Setup<'a> {
 /// # fn main() {}
 /// ```
 pub trait Model: Send + Sync + 'static {
-    /// Builds the model on variables that it asks `vars` for. Their names and shapes must depend
-    /// on `setup` alone, because all workers share them, and they are `f32`.
+    /// Builds the model with variables that it takes from `vars`. The variables are `f32`. Their names and shapes must
+    /// depend on `setup` alone, because all workers share the variables.
     ///
     /// A variable is averaged if its name begins with `running_` after the last dot: the model sets it while it
-    /// computes, as candle's batch normalisation does, and the mean of what the workers set counts.
+    /// computes, as candle's batch normalisation does, and the mean of the workers' values becomes its value.
     ///
     /// # Errors
-    /// If it cannot be built, for example for samples of a wrong shape.
+    /// If the model cannot be built, for example for samples of a wrong shape.
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self>
     where
         Self: Sized;
@@ -290,16 +292,16 @@ pub trait Model: Send + Sync + 'static {
     /// candle's.
     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor>;
 
-    /// Returns the number of blocks that follow each other in this model. The default is 1: the model cannot be cut.
+    /// Returns the number of blocks in the model's chain of blocks. The default is 1: the model cannot be cut.
     fn blocks(&self) -> usize {
         1
     }
 
-    /// Returns the outputs of a block: of the first one for the batch alone, of each other one for `x`, which is what the block before
-    /// has returned. Those of the last block are what [`Self::forward`] returns. Blocks may be computed on different threads, and the
-    /// batch may be a part of a larger one. A block uses no trained variable of another one, because that may be on another device;
-    /// [`Self::loss`] uses those of the last block alone. A model with several blocks implements this, and [`forward_blocks`] is its
-    /// [`Self::forward`].
+    /// Returns the outputs of a block. The first block computes them from the batch alone, and each other block from
+    /// `x`, the outputs of the block before. The outputs of the last block are those of [`Self::forward`]. Blocks may
+    /// be computed on different threads, and the batch may be a part of a larger one. A block must not use trained
+    /// variables of another block, which may be on another device; [`Self::loss`] may use those of the last block
+    /// alone. A model with several blocks implements this method, and calls [`forward_blocks`] in [`Self::forward`].
     ///
     /// # Errors
     /// candle's.
@@ -319,8 +321,8 @@ pub trait Model: Send + Sync + 'static {
         self.forward(batch, pass)
     }
 
-    /// Returns the loss of these outputs, a scalar: the mean over the samples of the batch. Its gradient is pushed, so
-    /// it must depend on each trained variable. The default is the job's loss.
+    /// Returns the loss of these outputs, a scalar: the mean over the samples of the batch. The gradient of the loss is
+    /// pushed, so the loss must depend on each trained variable. The default is the job's loss.
     ///
     /// # Errors
     /// candle's.
@@ -328,19 +330,20 @@ pub trait Model: Send + Sync + 'static {
         pass.objective.loss.of(outputs, batch)
     }
 
-    /// Returns the values that a batch needs before [`Self::forward`], beside the dense variables, which every batch
-    /// gets. The default is none.
+    /// Returns the values that a batch needs before [`Self::forward`], in addition to the dense variables, which every
+    /// batch receives. By default there are none.
     fn wants(&self, _batch: &Batch) -> Vec<Want> {
         Vec::new()
     }
 
-    /// Returns this model's name of a variable that files of another program call `foreign`, so that `model.init_from`
-    /// can take their values. The default knows no other names.
+    /// Returns this model's name for a variable that files of another program call `foreign`, so that `model.init_from`
+    /// can read its values; none if there is no such variable. By default, no foreign name is known.
     fn name_of(&self, _foreign: &str) -> Option<String> {
         None
     }
 
-    /// Returns accumulators of metrics of the model's own, by name, for one evaluation.
+    /// Returns accumulators of the model's own metrics, with their names, for one evaluation. By default there are
+    /// none.
     fn metrics(&self) -> Vec<(String, Box<dyn Metric>)> {
         Vec::new()
     }

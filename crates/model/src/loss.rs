@@ -7,12 +7,13 @@ use crate::input::Batch;
 const NO_LOSS: &str = "the job leaves the loss to the model, which has none; let `objective.loss` name one, or implement \
                        `Model::loss`";
 
-/// A loss function: the mean over the samples of a batch, each times its weight if there are any.
+/// A loss function: the mean of the losses of a batch's samples. If the batch has weights, each loss is first
+/// multiplied by the weight of its sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Loss {
-    /// `-log(softmax(logits)[class])`. The model returns a logit for each class. With smoothing `s`, a class counts
-    /// `1 - s`, and `s` is shared by all classes (Szegedy et al., "Rethinking the Inception Architecture", CVPR 2016,
-    /// section 7).
+    /// `-log(softmax(logits)[class])`. The model returns a logit for each class. With smoothing `s`, the target gives
+    /// `1 - s` to the class, and divides `s` equally among all classes (Szegedy et al., "Rethinking the Inception
+    /// Architecture", CVPR 2016, section 7).
     CrossEntropy {
         /// The smoothing, at least 0 and below 1.
         smoothing: f32,
@@ -24,7 +25,7 @@ pub enum Loss {
     MeanSquaredError,
     /// `|output - target|`.
     MeanAbsoluteError,
-    /// The model's own: its `Model::loss`.
+    /// The loss of the model's own, `Model::loss`.
     #[default]
     Model,
 }

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use crate::input::Batch;
 
-/// A measurement over all samples of an evaluation. `Model::metrics` returns those of a model's own.
+/// A metric over all samples of an evaluation. `Model::metrics` returns the metrics of a model's own.
 ///
 /// ```
 /// # mod flambeau { pub use {candle_core, flambeau_model::*}; }
@@ -29,12 +29,12 @@ use crate::input::Batch;
 /// # fn main() {}
 /// ```
 pub trait Metric {
-    /// Takes the outputs of the model for a batch.
+    /// Adds the outputs of the model for a batch.
     ///
     /// # Errors
-    /// If they do not fit, or candle's.
+    /// If the outputs do not fit the batch, or candle's.
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()>;
 
-    /// Returns the value over all batches; NaN if it is not defined for them.
+    /// Returns the value over all batches that were added; NaN if it is undefined for them.
     fn value(&mut self) -> f64;
 }

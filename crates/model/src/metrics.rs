@@ -1,4 +1,4 @@
-//! Metrics: measurements over a whole evaluation. Each takes the outputs of batch after batch.
+//! Metrics: measurements over a whole evaluation. Each metric receives the outputs of one batch after another.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,20 +11,21 @@ use super::pairs::{Pairs, auc, calibration, f1};
 use super::scores::Scores;
 use crate::input::{Batch, InputError, Scale};
 
-/// Metrics of an evaluation, by name; `loss` is always there.
+/// The values of an evaluation's metrics, by name. There is always a `loss`.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// A metric that comes with Flambeau.
+/// A built-in metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
-    /// The share of samples with the right class. Binary: the right side of the probability 0.5.
+    /// The share of samples whose class has the largest logit; of a binary target, the share of samples whose
+    /// probability is on the right side of 0.5.
     Accuracy,
-    /// The share of samples that have their class among the so many largest logits.
+    /// The share of samples whose class is among this number of largest logits.
     Top(usize),
     /// The area under the ROC curve, exact over the whole evaluation; ties count half (Fawcett, "An introduction to
     /// ROC analysis", 2006, section 7). For two classes.
     Auc,
-    /// The mean of minus the logarithm of the probability of the right class.
+    /// The mean negative logarithm of the probability of the right class.
     LogLoss,
     /// The harmonic mean of precision and recall at the probability 0.5. For two classes.
     F1,
@@ -50,7 +51,7 @@ impl Name {
     /// Reads the name of a metric that a job with this loss measures.
     ///
     /// # Errors
-    /// [`InputError::Metric`] lists those that there are for the loss.
+    /// [`InputError::Metric`] lists the metrics for the loss.
     pub(super) fn read(
         name: &str,
         loss: Loss,
@@ -90,7 +91,7 @@ impl Name {
         }
     }
 
-    /// Returns an accumulator of this metric, for a target that was changed by `scale`.
+    /// Returns an accumulator of this metric, for a target that has been standardised with `scale`.
     pub(crate) fn metric(self, loss: Loss, scale: Option<Scale>) -> Box<dyn Metric> {
         let unit = match self {
             Self::Rmse | Self::Mae => scale.map_or(1.0, |scale| scale.deviation),
@@ -143,12 +144,12 @@ impl fmt::Display for Name {
     }
 }
 
-/// The weighted mean of a number over all samples, or its root.
+/// The weighted mean of a number over all samples, or the square root of this mean.
 struct Mean {
     loss: Loss,
     of: fn(&Scores, usize) -> f64,
     root: bool,
-    /// The result is in multiples of this number.
+    /// The factor of the result: the deviation of the labels if the target is standardised, otherwise 1.
     unit: f64,
     sum: f64,
     weight: f64,

@@ -1,4 +1,4 @@
-//! What a job makes small, and what it measures.
+//! What a job minimises, and what it measures.
 
 use shared_proto::job::{self, LossName};
 
@@ -14,19 +14,21 @@ pub struct Objective {
     pub loss: Loss,
     /// The metrics of evaluations, beside the loss.
     pub metrics: Vec<metrics::Name>,
-    /// The numbers that a model returns for each sample.
+    /// The number of outputs that a model returns for each sample; 0 if the loss is the model's own.
     pub outputs: usize,
-    /// How the target was changed, unless the loss is the model's own. Metrics and predictions are in the unit of the labels, the loss is not.
+    /// The standardisation of the target; none if the model learns the labels as they are, or if the loss is the
+    /// model's own. Metrics and predictions are in the unit of the labels; the loss is not.
     pub scale: Option<Scale>,
 }
 
 impl Objective {
-    /// Returns the objective of a job for data of these fields. For data with several targets there is none to choose:
-    /// the loss is the model's own.
+    /// Returns the objective of a job for data with these fields. If the data does not have exactly one target, the
+    /// loss is the model's own.
     ///
     /// # Errors
-    /// [`InputError::Target`] if the loss does not fit the target, with the ways out; [`InputError::Metric`] for an
-    /// unknown metric; [`InputError::Fields`] if the job names a loss or metrics for several targets.
+    /// [`InputError::Target`] if the loss does not fit the target; [`InputError::Metric`] for an unknown metric;
+    /// [`InputError::Fields`] if the job has settings for the objective and the data does not have exactly one target;
+    /// [`InputError::Invalid`] for label smoothing with a loss other than cross entropy.
     pub fn new(settings: &job::Objective, data: &Signature) -> Result<Self, InputError> {
         match data.target() {
             Err(_) if *settings == job::Objective::default() => Ok(Self::default()),

@@ -1,4 +1,4 @@
-//! Metrics of two classes, which need the outputs of the whole evaluation.
+//! Metrics of binary classification, which need the outputs of the whole evaluation.
 
 use candle_core::{Result, Tensor};
 
@@ -7,7 +7,7 @@ use super::metric::Metric;
 use super::scores::Scores;
 use crate::input::Batch;
 
-/// A sample of two classes.
+/// A sample of a binary classification.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scored {
     logit: f64,
@@ -15,7 +15,7 @@ pub(crate) struct Scored {
     weight: f64,
 }
 
-/// All samples of two classes, and a value that is computed from them.
+/// All samples of a binary classification, and the function that computes the metric from them.
 pub(crate) struct Pairs {
     loss: Loss,
     pairs: Vec<Scored>,
@@ -53,8 +53,8 @@ impl Metric for Pairs {
     }
 }
 
-/// Returns the share of pairs of a positive and a negative sample in which the positive one has the larger logit; a
-/// tie counts half, and a pair counts by the product of its weights.
+/// Returns the share of pairs of a positive and a negative sample in which the positive sample has the larger logit. A
+/// tie counts half. The weight of a pair is the product of the weights of its samples.
 pub(crate) fn auc(pairs: &mut [Scored]) -> f64 {
     pairs.sort_unstable_by(|a, b| a.logit.total_cmp(&b.logit));
     let (mut below, mut sum, mut positives) = (0.0, 0.0, 0.0);
@@ -69,7 +69,7 @@ pub(crate) fn auc(pairs: &mut [Scored]) -> f64 {
     sum / (positives * below)
 }
 
-/// Returns the weight of the samples for which something holds.
+/// Returns the total weight of the samples for which `holds` returns true.
 fn weight_of(pairs: &[Scored], holds: impl Fn(&Scored) -> bool) -> f64 {
     let of = pairs.iter().filter(|pair| holds(pair));
     of.map(|pair| pair.weight).sum()

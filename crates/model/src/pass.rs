@@ -1,4 +1,4 @@
-//! A pass through a model: training or evaluation, and where in the training it is.
+//! A pass of a batch through a model, in training, evaluation or prediction.
 
 use std::cell::Cell;
 
@@ -7,21 +7,21 @@ use rand_chacha::ChaCha8Rng;
 
 use super::objective::Objective;
 
-/// A pass through a model.
+/// A pass of a batch through a model.
 #[derive(Debug)]
 pub struct Pass<'a> {
     /// True in training, false in evaluation and prediction.
     pub training: bool,
-    /// In training, the steps that this worker has finished.
+    /// In training, the number of steps that this worker has finished.
     pub step: u64,
-    /// This worker's number, from 0.
+    /// This worker's rank, from 0.
     pub rank: u32,
     /// The job's loss and metrics.
     pub objective: &'a Objective,
     seed: u64,
     /// The block that is computed, from 1; 0 for the whole model.
     block: u32,
-    /// The number of the batch, or the micro-batch, among those of the step.
+    /// The index of the batch, or of the micro-batch, in the step.
     batch: u32,
     streams: Cell<u32>,
     batches: Cell<u32>,
@@ -67,7 +67,7 @@ impl<'a> Pass<'a> {
         self.seed
     }
 
-    /// Returns the number of a batch: another one with each call.
+    /// Returns the index of the next batch, which differs with each call.
     #[doc(hidden)]
     pub fn next_batch(&self) -> u32 {
         self.batches.replace(self.batches.get().wrapping_add(1))
@@ -81,9 +81,9 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Returns a stream of random numbers, for example for dropout: another one with each call. It depends on the
-    /// job's seed, the step, the rank, the block, the number of the batch in the step and the number of the call alone, so a step
-    /// that is repeated gets it again, however a model is cut into stages.
+    /// Returns a stream of random numbers, for example for dropout. Each call returns a different stream. The stream
+    /// depends only on the job's seed, the step, the rank, the block, the index of the batch in the step, and the
+    /// number of earlier calls. So a repeated step gets the same streams, however the model is cut into stages.
     pub fn random(&self) -> ChaCha8Rng {
         let call = self.streams.replace(self.streams.get().wrapping_add(1));
         let mut key = [0; 32];

@@ -28,8 +28,8 @@ pub struct Registry {
 
 impl Registry {
     /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`,
-    /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm` and `two-tower`, and of
-    /// the data sources that ship.
+    /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm` and
+    /// `two-tower`, and of the built-in data sources.
     pub fn builtin() -> Self {
         let empty = Self {
             models: BTreeMap::new(),
@@ -54,31 +54,31 @@ impl Registry {
             .model::<TwoTower>("two-tower")
     }
 
-    /// Returns the names of the models, in their order.
+    /// Returns the names of the models, in alphabetical order.
     pub fn models(&self) -> impl Iterator<Item = &str> {
         self.models.keys().map(AsRef::as_ref)
     }
 
-    /// Returns the names of the data sources, in their order.
+    /// Returns the names of the data sources, in alphabetical order.
     pub fn sources(&self) -> impl Iterator<Item = &str> {
         self.sources.names()
     }
 
-    /// Adds a model, or replaces the one that had its name.
+    /// Adds a model. Replaces a model of the same name.
     #[must_use]
     pub fn model<M: Model>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.models.insert(name.into(), construct::<M>);
         self
     }
 
-    /// Adds a data source, or replaces the one that had its name.
+    /// Adds a data source. Replaces a source of the same name.
     #[must_use]
     pub fn data<S: Source>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.sources = self.sources.data::<S>(name);
         self
     }
 
-    /// Adds data that a function opens, or replaces the source that had its name.
+    /// Adds a data source that is a function. Replaces a source of the same name. The source cannot be streamed.
     #[must_use]
     pub fn open_by(
         mut self,
@@ -89,11 +89,12 @@ impl Registry {
         self
     }
 
-    /// Opens the data that a job names. Unless the source says otherwise, `seed` decides which samples are
-    /// held out, and the values of random samples.
+    /// Opens the data that a job names. Unless the source documents otherwise, `seed` determines which samples are held
+    /// out, and the values of generated samples.
     ///
     /// # Errors
-    /// [`InputError::Unknown`] lists the known names; the others are the source's.
+    /// [`InputError::Unknown`] lists the known names; [`InputError::Invalid`] for a setting that does not fit the
+    /// source; those of the source.
     pub fn open(&self, data: &Data, seed: u64, purpose: Purpose) -> Result<Dataset, InputError> {
         self.sources.open(data, seed, purpose)
     }
@@ -120,7 +121,7 @@ impl Registry {
     }
 }
 
-/// Returns the names in a sentence.
+/// Returns the names, separated by commas.
 fn listed<'a>(names: impl Iterator<Item = &'a Cow<'static, str>>) -> String {
     names.map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! The outputs of a model beside their targets, as numbers.
+//! The outputs of a model and their targets, as numbers.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -8,19 +8,20 @@ use crate::input::Batch;
 /// The outputs and targets of a batch as numbers.
 pub(crate) struct Scores {
     loss: Loss,
-    /// The outputs of each sample.
+    /// The number of outputs for each sample. A target of several numbers counts as several samples, with one output
+    /// each.
     width: usize,
     outputs: Vec<f32>,
-    /// The target of each sample, or of each of its numbers.
+    /// The target of each sample.
     pub(super) targets: Vec<f32>,
-    /// The weight of each sample, if they differ.
+    /// The weight of each sample of the batch; none if all samples have the same weight.
     weights: Option<Vec<f32>>,
-    /// The number of values in a target.
+    /// The number of values in the target of a sample of the batch.
     of_target: usize,
 }
 
 impl Scores {
-    /// Returns the numbers of a batch and of the model's outputs for it.
+    /// Returns the outputs and targets of a batch.
     pub(crate) fn new(loss: Loss, outputs: &Tensor, batch: &Batch) -> Result<Self> {
         let target = batch.target()?;
         let outputs = match loss {
@@ -58,7 +59,7 @@ impl Scores {
         weight.copied().map_or(1.0, f64::from)
     }
 
-    /// Returns the weight of all samples.
+    /// Returns the total weight of all samples.
     pub(crate) fn weight_of_all(&self) -> f64 {
         (0..self.samples()).map(|sample| self.weight(sample)).sum()
     }
@@ -67,7 +68,8 @@ impl Scores {
         &self.outputs[sample * self.width..][..self.width]
     }
 
-    /// Returns 1 if the target's class is among the `most` largest outputs, else 0.
+    /// Returns 1 if the target's class is among the `most` largest outputs, or if a single logit is on the right side
+    /// of 0; otherwise 0.
     pub(crate) fn is_right(&self, sample: usize, most: usize) -> f64 {
         let right = match self.loss {
             Loss::CrossEntropy { .. } => {
@@ -86,12 +88,12 @@ impl Scores {
         f64::from(u8::from(right))
     }
 
-    /// Returns the output less the target.
+    /// Returns the output minus the target.
     pub(crate) fn error(&self, sample: usize) -> f64 {
         f64::from(self.outputs[sample]) - f64::from(self.targets[sample])
     }
 
-    /// Returns the logit of class 1 against class 0.
+    /// Returns the logit of class 1 against class 0; NaN if there are more classes.
     pub(crate) fn logit(&self, sample: usize) -> f64 {
         match self.row(sample) {
             [logit] => f64::from(*logit),

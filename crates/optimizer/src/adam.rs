@@ -48,8 +48,8 @@ impl Rule for AdamW {
     }
 }
 
-/// Returns what a mean that begins at zero lacks after so many updates: its sum of weights, which corrects its bias. It is in f64, because the
-/// powers begin near one.
+/// Returns the bias correction of a moving average that begins at zero, after `updates` updates: the sum of the weights
+/// of its terms. It is computed in f64, because the powers begin near one.
 fn lack(beta: f32, updates: u64) -> f64 {
     1.0 - f64::from(beta).powi(updates.min(i32::MAX as u64) as i32)
 }
@@ -82,7 +82,7 @@ impl From<&AdamW> for Moments {
 }
 
 impl Moments {
-    /// Does what [`Rule::steps_ahead`] does, as if the second moment stayed as it is and weight decay went on.
+    /// Returns the result of [`Rule::steps_ahead`], as if the second moment stayed the same and weight decay continued.
     fn steps_ahead(&self, update: Update, updates: f64) -> f32 {
         let now = lack(self.beta1, update.number);
         let unbiased = |later| now / lack(self.beta1, update.number.saturating_add(later));

@@ -5,11 +5,12 @@ use shared_proto::kernel::{Kernel, Simd, WithSimd};
 use crate::{LookAhead, Part};
 
 impl Part<'_> {
-    /// Updates all elements. `step` takes a weight, its gradient and its `N` slots, and returns the new weight and slots. It must be short: the
-    /// compiler compiles a closure that it does not inline for the baseline (see [`Kernel::run`]).
+    /// Updates all elements. `step` takes a weight, its gradient and its `N` slots, and returns the new weight and
+    /// slots. It must be short: a closure that the compiler does not inline is compiled for the baseline (see
+    /// [`Kernel::run`]).
     ///
-    /// Look-ahead weights repeat this step. They do not come from the slots: slots of weights that no longer have gradients become denormal
-    /// numbers, which slow the processor down.
+    /// Look-ahead weights repeat the change that this step makes to the weights. They are not computed from the slots:
+    /// slots of weights that no longer have gradients become denormal numbers, which slow the processor down.
     pub(crate) fn update<const N: usize>(
         self,
         kernel: Kernel,

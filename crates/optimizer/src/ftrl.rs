@@ -37,8 +37,9 @@ impl Rule for Ftrl {
     }
 }
 
-/// Returns the update of one element at a rate above 0. It takes the weight, the gradient and the slots (the sum of squares and the linear
-/// term), and returns the new weight and slots. `factor` is the part of the step that is made. `raise` returns the power of a sum.
+/// Returns the function that updates one element at a rate above 0. It takes the weight, the gradient and the slots
+/// (the sum of squares and the linear term), and returns the new weight and slots. `factor` is the fraction of the step
+/// that is made. `raise` returns the power of a sum.
 #[inline(always)]
 pub(crate) fn step(
     settings: &Ftrl,

@@ -1,8 +1,9 @@
 //! Optimizers, which change weights in place by gradients, and learning-rate schedules.
 //!
-//! Each works element by element on flat slices, and keeps its state in slots that its caller stores: a server beside
-//! a block's weights, a worker beside its own. Arithmetic is in f32, in the order of PyTorch's single-tensor implementations
-//! (FTRL: of TensorFlow's), with which they agree within 1e-5 over the vectors in `tests/vectors`.
+//! Each optimizer works element by element on flat slices. The caller stores the optimizer's state in slots: a server
+//! beside the weights of a block, a worker beside its own weights. Arithmetic is in f32, in the order of PyTorch's
+//! single-tensor implementations (FTRL: of TensorFlow's). The results agree with these implementations within 1e-5 on
+//! the vectors in `tests/vectors`.
 
 mod adagrad;
 mod adam;
@@ -26,7 +27,7 @@ pub use variable::VariableRule;
 /// The most slots of a weight: two of an optimizer, and the weight's moving average.
 pub const MOST_SLOTS: usize = 3;
 
-/// A block's state for an optimizer: `count` arrays as long as the weights, back to back.
+/// The form of a block's state for an optimizer: `count` arrays as long as the weights, back to back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slots {
     /// The number of slots of each weight, [`MOST_SLOTS`] at most.
@@ -36,7 +37,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Returns the arrays of a block's state. Arrays that are not in use are empty.
+    /// Splits a block's state into its arrays. Arrays that are not in use are empty.
     pub fn split(self, state: &mut [f32]) -> [&mut [f32]; MOST_SLOTS] {
         let length = state.len() / self.count.max(1);
         let mut arrays = state.chunks_mut(length.max(1));
@@ -47,9 +48,9 @@ impl Slots {
 /// The parameters of an update.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
-    /// The learning rate, its schedule's factor included.
+    /// The learning rate, with the factor of its schedule.
     pub learning_rate: f32,
-    /// The part of the step that is made: 1, or less for a gradient of old weights.
+    /// The fraction of the step that is made: 1, or less for a gradient that was computed with old weights.
     pub factor: f32,
     /// The number of this update of the block, from 1.
     pub number: u64,
@@ -58,49 +59,51 @@ pub struct Update {
 }
 
 impl Update {
-    /// Returns the learning rate of the part of the step that is made.
+    /// Returns the learning rate, multiplied by the fraction of the step that is made.
     fn rate(&self) -> f32 {
         self.factor * self.learning_rate
     }
 }
 
-/// A part of a block, all of it or less.
+/// A part of a block, or the whole block.
 #[derive(Debug)]
 pub struct Part<'a> {
-    /// The weights to be changed.
+    /// The weights, which the update overwrites.
     pub weights: &'a mut [f32],
     /// The gradient, as long as the weights.
     pub gradient: &'a [LeF32],
     /// The slots. The first [`Slots::count`] arrays are as long as the weights, the others are not in use.
     pub slots: [&'a mut [f32]; MOST_SLOTS],
-    /// The look-ahead weights to be made, if there are any.
+    /// The look-ahead weights, which the update computes; none if they are not needed.
     pub ahead: Option<LookAhead<'a>>,
 }
 
-/// The look-ahead weights of a part: those to which the momentum leads in the next updates, if these have no gradient. Without momentum, they
-/// equal the weights.
+/// The look-ahead weights of a part: the weights to which the momentum leads in the next updates, if these have no
+/// gradient. Without momentum, they equal the weights.
 #[derive(Debug)]
 pub struct LookAhead<'a> {
-    /// The look-ahead weights, which are overwritten: as long as the weights.
+    /// The look-ahead weights, which the update overwrites. There are as many as weights.
     pub made: &'a mut [f32],
-    /// Their distance from the weights, as a multiple of the momentum's step in this update: the result of [`Rule::steps_ahead`].
+    /// The distance of the look-ahead weights from the weights, as a multiple of the momentum's step in this update:
+    /// the result of [`Rule::steps_ahead`].
     pub steps: f32,
 }
 
 /// The update rule of an optimizer.
 pub trait Rule: Send + Sync {
-    /// Returns the slots that it needs for each weight.
+    /// Returns the slots that the rule needs for each weight.
     fn slots(&self) -> Slots;
 
-    /// Applies the part's gradient to its weights, and makes its look-ahead weights.
+    /// Applies the part's gradient to its weights, and computes its look-ahead weights, if there are any.
     fn apply(&self, update: Update, part: Part);
 
-    /// Returns the exponent by which a step with n updates in flight is shortened, to n to the power of minus this: 1 if it is
-    /// proportional to the gradient, less if it is divided by the gradient's size.
+    /// Returns the exponent `e` by which steps are shortened: with `n` updates in flight, the factor of a step is at
+    /// least `n^-e`. The exponent is 1 if the step is proportional to the gradient, and less if the step is divided by
+    /// the gradient's size.
     fn stale_exponent(&self) -> f64;
 
-    /// Returns how far the momentum carries the weights in the `updates` that follow `update`, if they have no gradient, as a multiple of the
-    /// momentum's step in `update`.
+    /// Returns how far the momentum carries the weights in the `updates` updates after `update`, if these have no
+    /// gradient, as a multiple of the momentum's step in `update`.
     fn steps_ahead(&self, _update: Update, _updates: f64) -> f32 {
         0.0
     }

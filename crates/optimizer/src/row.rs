@@ -1,8 +1,9 @@
-//! Optimizers for the rows of tables. A step changes only its own rows. The table stores the state of a row beside its values.
+//! Optimizers for the rows of tables. A step changes only its own rows. The table stores the state of a row beside the
+//! row's values.
 //!
-//! Each row counts its updates, and Adam corrects the bias of the row's means by this count. A row that takes part in every
-//! step changes as with the usual Adam. Other implementations correct the bias by the number of steps of the whole training,
-//! so the first steps of a rare row are larger.
+//! Each row counts its updates, and Adam corrects the bias of the row's means with this count. A row that takes part in
+//! every step changes as with the usual Adam. Other implementations correct the bias with the number of steps of the
+//! whole training, so their first steps of a rare row are larger.
 
 use shared_proto::job::{Adagrad, Adam, Ftrl, Sgd};
 use shared_proto::kernel::{Kernel, Simd, WithSimd};
@@ -20,11 +21,11 @@ pub struct Row<'a> {
     pub state: &'a mut [f32],
     /// The gradient, as long as the values.
     pub gradient: &'a [LeF32],
-    /// The part of the step that is made.
+    /// The fraction of the step that is made.
     pub factor: f32,
 }
 
-/// The learning rate of an update, the schedule's factor included, and the part of each row's step that is made.
+/// The learning rate of an update, with the factor of its schedule, and the fraction of each row's step that is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowRates<'a> {
     /// The learning rate.
@@ -88,7 +89,7 @@ pub fn update(optimizer: &RowOptimizer, rate: f32, kernel: Kernel, rows: &mut im
 /// The update rule of a row. Implementations are `#[inline(always)]`, so that the compiler uses the instructions of the
 /// kernel.
 trait RowRule {
-    /// Makes the part `row.factor` of the step at this learning rate.
+    /// Applies the fraction `row.factor` of the step at this learning rate.
     fn apply(&self, rate: f32, row: Row);
 }
 
@@ -135,8 +136,9 @@ impl RowRule for Adagrad {
     }
 }
 
-/// The sum of squares grows by the mean of the values' squared gradients (Gupta et al., "Training Recommender Systems at
-/// Scale: Communication-Efficient Model and Data Parallelism", KDD 2021, section 3.1; as in FBGEMM).
+/// The sum of squares grows by the mean of the squared gradients of the row's values (Gupta et al., "Training
+/// Recommender Systems at Scale: Communication-Efficient Model and Data Parallelism", KDD 2021, section 3.1; as in
+/// FBGEMM).
 impl RowRule for RowWise<'_, Adagrad> {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
@@ -163,8 +165,8 @@ fn mean_square(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     values.fold(0.0, |sum, x| sum + x * x) / count as f32
 }
 
-/// Returns the step size of a row's update, and the square root of the bias correction of the mean square. `number` is the
-/// number of the update, from 1.
+/// Returns the step size of a row's update, and the square root of the bias correction of the mean square. `number` is
+/// the number of the update, from 1.
 #[inline(always)]
 fn corrected(settings: &Adam, rate: f32, number: f32) -> (f32, f32) {
     let bias_correction = |beta: f32| 1.0 - f64::from(beta).powi(number as i32);

@@ -1,12 +1,12 @@
-//! Learning-rate schedules: a factor by the number of updates that a block has taken.
+//! Learning-rate schedules: a factor that depends on the number of updates of a block.
 
 use shared_proto::job::{Schedule, ScheduleKind};
 
-/// Returns the factor for the update after `done` others. `total` is the number of updates that the job expects; a
-/// cosine without an end in its settings ends there.
+/// Returns the factor of the update that follows `done` updates. `total` is the number of updates that the job expects.
+/// A cosine without an end in its settings ends there.
 ///
-/// Warm-up rises in a line (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2); the
-/// cosine is that of Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts.
+/// Warm-up is linear (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2); the cosine is that of
+/// Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts.
 pub fn factor(schedule: &Schedule, done: u64, total: u64) -> f32 {
     let warmup = schedule.warmup_steps;
     if done < warmup {

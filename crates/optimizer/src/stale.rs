@@ -1,18 +1,19 @@
-//! Corrections for gradients that were computed with old weights, outside sync mode.
+//! Corrections for stale gradients, which were computed with old weights, outside sync mode.
 //!
-//! While a gradient is computed, other updates change the weights. With `n` updates under way at a time, descent is stable about as long as
-//! the step times the curvature times `n` stays below one. Four corrections help:
-//! - The step of a block is limited, relative to the norm of its weights: in layered networks, the relative change of each layer bounds the
-//!   change of its gradient (Bernstein et al., "On the Distance Between Two Neural Networks and the Stability of Learning", NeurIPS 2020).
-//!   It keeps about the share that it had in a synchronous step, which is the mean of `n` gradients.
-//! - Evaluations and the exported model take a mean of the last weights: with a constant rate the weights wander about a minimum, the more
-//!   so the older the gradients are, and their mean is nearer to it (Polyak and Juditsky, "Acceleration of Stochastic Approximation by
-//!   Averaging", 1992).
-//! - Workers compute with the weights to which the momentum leads meanwhile (DANA: Hakimi et al., "Taming Momentum in a Distributed
-//!   Asynchronous Environment", 2019).
-//! - The step of a row of a table follows the row's own staleness (a factor of 1/(1 + staleness) for a whole model: Zhang et al.,
-//!   "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016). A row in few batches has one gradient under way at a time, and its
-//!   steps stay whole.
+//! While a gradient is computed, other updates change the weights. With `n` updates in flight, descent is stable about
+//! as long as the product of the step size, the curvature and `n` stays below one. Four corrections help:
+//! - The step of a block is limited, relative to the norm of its weights: in layered networks, the relative change of
+//!   each layer bounds the change of its gradient (Bernstein et al., "On the Distance Between Two Neural Networks and
+//!   the Stability of Learning", NeurIPS 2020). The step is not shortened below about its share of a synchronous step,
+//!   which is the mean of `n` gradients.
+//! - Evaluations and the exported model use a mean of the last weights. With a constant rate, the weights wander around
+//!   a minimum, the more so the older the gradients are, and the mean is nearer to the minimum (Polyak and Juditsky,
+//!   "Acceleration of Stochastic Approximation by Averaging", 1992).
+//! - Workers compute with the weights to which the momentum leads in the meantime (DANA: Hakimi et al., "Taming
+//!   Momentum in a Distributed Asynchronous Environment", 2019).
+//! - The step of a row of a table depends on the row's own staleness (a factor of 1/(1 + staleness) for a whole model:
+//!   Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016). A row that occurs in few
+//!   batches has one gradient in flight at a time, and its steps are not shortened.
 
 use shared_proto::blocks::VariableKind;
 use shared_proto::job::{Correction, Job, Optimizer};
@@ -23,36 +24,41 @@ use crate::rule;
 /// The corrections of a variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StaleSteps {
-    /// The part of a block's norm that all updates in flight may move it by.
+    /// The norm by which all updates in flight together may move a block's weights, relative to the norm of these
+    /// weights.
     limit: f64,
-    /// With n updates in flight, the factor of a step is at least n to the power of minus this; that of a row with the staleness n - 1 is just this.
+    /// The exponent `e`. With `n` updates in flight, the factor of a block's step is at least `n^-e`. With a staleness
+    /// of `n - 1`, the factor of a row's step is `n^-e`.
     exponent: f64,
     /// True if workers compute with look-ahead weights.
     look_ahead: bool,
-    /// The number of the last updates over which weights are averaged; 0 if they are not.
+    /// The number of the last updates over which weights are averaged; 0 if weights are not averaged.
     window: u64,
 }
 
 /// The most updates over which weights are averaged.
 const LONGEST_WINDOW: f64 = 1000.0;
 
-/// The largest part of a job over which weights are averaged: in a short one they still move fast.
+/// The largest share of a job's updates over which weights are averaged. In a short job, the weights still move fast.
 const LARGEST_SHARE: f64 = 1.0 / 8.0;
 
-/// The most weights of a window that its average is taken of. All of them would cost each update memory traffic, and are hardly better.
+/// The most times in a window that the weights are added to their average. To add them after each update would cost
+/// memory traffic, and would hardly be better.
 const POINTS: u64 = 16;
 
-/// The exponent of steps that are proportional to the gradient: the mean of n gradients moves the weights by the n-th part of their sum.
+/// The exponent of steps that are proportional to the gradient: the mean of n gradients moves the weights by 1/n of
+/// what their sum does.
 pub(crate) const OF_A_MEAN: f64 = 1.0;
 
-/// The exponent of steps that are divided by the root of a mean of squares. A single gradient has more noise than the mean of n.
+/// The exponent of steps that are divided by the root of a mean of squares. A single gradient is noisier than the mean
+/// of n gradients.
 pub(crate) const OF_MOMENTS: f64 = 0.75;
 
-/// The exponent of steps that are divided by the root of a sum of squares, which n gradients raise n times.
+/// The exponent of steps that are divided by the root of a sum of squares, to which n gradients add n squares.
 pub(crate) const OF_SUMS: f64 = 0.5;
 
-/// The norms of a block's weights before an update, and of its step before that is shortened. Both may be those of a part of the block: only their
-/// ratio counts.
+/// The norm of a block's weights before an update, and the norm of its step before the step is shortened. Both may be
+/// norms of the same part of the block, because only their ratio counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Norms {
     /// The norm of the weights.
@@ -64,26 +70,27 @@ pub struct Norms {
 /// The corrections of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StaleStep {
-    /// The number of updates of the block since its gradient's weights were read.
+    /// The staleness of the gradient: the number of updates of the block since the gradient's weights were read.
     pub staleness: u64,
-    /// The part of the step that is made.
+    /// The fraction of the step that is made.
     pub factor: f32,
-    /// The factor that sync mode gives the step, where it is a mean over the gradients in flight.
+    /// The factor that the step would have in sync mode, where a step is the mean of the gradients in flight.
     pub synchronous_factor: f64,
-    /// The number of updates for which look-ahead weights are made; none if there are none.
+    /// The number of updates by which look-ahead weights are ahead; none if there are no look-ahead weights.
     pub ahead: Option<f64>,
-    /// The share of the new weights in their average; none if the average stays as it is.
+    /// The share of the new weights in their average; none if this step does not change the average.
     pub average: Option<f32>,
 }
 
 /// A corrected step, as the server made it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CorrectedStep {
-    /// 1 if it was not shortened.
+    /// The fraction of the step that was made; 1 if the step was not shortened.
     pub factor: f64,
-    /// The factor that sync mode gives it.
+    /// The factor that the step would have in sync mode.
     pub synchronous_factor: f64,
-    /// The norm of the step before it is shortened, relative to the norm of the weights. It is infinite where all weights were 0.
+    /// The norm of the step before it was shortened, relative to the norm of the weights. Infinite if all weights were
+    /// zero.
     pub relative_norm: f64,
 }
 
@@ -99,8 +106,8 @@ impl StaleStep {
 }
 
 impl StaleSteps {
-    /// Returns the corrections of a variable of this kind in a job that expects `total_updates` updates of each block; none if its steps
-    /// stay as they are.
+    /// Returns the corrections of a variable of this kind, in a job that expects `total_updates` updates of each block;
+    /// none if the variable's steps are not corrected.
     pub(crate) fn new(
         job: &Job,
         optimizer: &Optimizer,
@@ -150,7 +157,7 @@ impl StaleSteps {
         })
     }
 
-    /// Returns the corrections of the rows of a table; none if their steps stay as they are.
+    /// Returns the corrections of the rows of a table; none if their steps are not corrected.
     pub(crate) fn of_rows(job: &Job, optimizer: &RowOptimizer) -> Option<Self> {
         let exponent = match optimizer {
             RowOptimizer::Sgd(_) => OF_A_MEAN,
@@ -165,14 +172,16 @@ impl StaleSteps {
         })
     }
 
-    /// Returns the factor of a row's step. `staleness` is the number of updates of the row between the pull and the push of its gradient.
+    /// Returns the factor of a row's step. `staleness` is the number of updates of the row between the pull of its
+    /// values and the push of its gradient.
     pub fn row_factor(self, staleness: f64) -> f32 {
         (1.0 + staleness).powf(-self.exponent) as f32
     }
 
-    /// Returns the corrections of the next step of a block: with the norms of the last one, because its own are known only once it is made;
-    /// with the updates in flight, and with the staleness, its own and the mean. Without a last step, it has its share of a synchronous one. `number` is the
-    /// number of this step among the corrected ones, from 1.
+    /// Returns the corrections of the next step of a block. `number` is the number of this step among the corrected
+    /// steps, from 1. `last` has the norms of the last step, because the norms of the next step are known only once it
+    /// is made. Without `last`, the step has the factor of sync mode. `in_flight` is the number of updates in flight.
+    /// `staleness` is that of this step's gradient, and `mean_staleness` the mean over recent gradients.
     pub fn next(
         self,
         number: u64,
@@ -191,8 +200,8 @@ impl StaleSteps {
         }
     }
 
-    /// Returns the share of the weights after a step in their average. Until the window is full, the average is the mean of all; then it is
-    /// exponential.
+    /// Returns the share of the weights after a step in their average; none if the step does not change the average.
+    /// Until the window is full, the average is the mean of all added weights; after that, it is exponential.
     fn average(self, number: u64) -> Option<f32> {
         let every = self.window.div_ceil(POINTS).max(1);
         let points = number / every;
@@ -200,12 +209,13 @@ impl StaleSteps {
         takes_part.then(|| 1.0 / points.min(self.window / every) as f32)
     }
 
-    /// Returns whether a block's steps may be shortened as a whole. Those of variables that are measured never are, nor those of buckets.
+    /// Returns whether the steps of a whole block may be shortened. This is not so for averaged variables and for the
+    /// buckets of tables.
     pub fn may_shorten(self) -> bool {
         self.limit.is_finite()
     }
 
-    /// Returns the factor of a step: 1, or less, but at least `synchronous_factor`.
+    /// Returns the factor of a step: at most 1, and at least `synchronous_factor`.
     fn factor(
         self,
         Norms { weights, step }: Norms,
@@ -224,11 +234,12 @@ impl StaleSteps {
     }
 }
 
-/// The most updates over which a sum of powers goes; later ones hardly count.
+/// The most terms of a sum of powers. Later terms hardly count.
 const MOST_UPDATES: f64 = 1000.0;
 
-/// Returns how far a velocity of 1 carries in the next `updates` without gradients: the sum of the powers of the momentum `mu` from the first
-/// on, each times `scale` of its number. A part of an update counts as this part of its step.
+/// Returns how far a velocity of 1 carries the weights in the next `updates` updates without gradients. This is the sum
+/// of the powers of the momentum `mu`, from the first power on, each multiplied by `scale` of its exponent. A fraction
+/// of an update counts as this fraction of its step.
 pub(crate) fn carry(mu: f32, updates: f64, scale: impl Fn(u64) -> f64) -> f32 {
     let (mut sum, mut power, mut number) = (0.0, 1.0, 0);
     let mut rest = updates.clamp(0.0, MOST_UPDATES);

@@ -1,4 +1,4 @@
-//! The rule of one variable, as the job and the variable's kind decide it.
+//! The update rule of one variable, which depends on the job and on the variable's kind.
 
 use std::ops::Range;
 
@@ -10,18 +10,19 @@ use shared_proto::table::TableSpec;
 use crate::schedule::factor;
 use crate::{Part, Rule, Slots, StaleSteps, Update, rule};
 
-/// The way in which updates change a variable: a rule, and the learning rate of each update. A moving average of each weight,
-/// if the job asks for it, has a slot behind those of the rule.
+/// The way in which updates change a variable: a rule, and the learning rate of each update. If the job keeps moving
+/// averages of the weights, their slot is behind those of the rule.
 pub struct VariableRule {
     optimizer: Optimizer,
     rule: Box<dyn Rule>,
-    /// The share of the moving average that remains in an update.
+    /// The share of a moving average that remains in an update; none if there are no averages.
     ema_decay: Option<f32>,
     learning_rate: f32,
     schedule: Schedule,
     /// The number of updates that the job expects.
     total_updates: u64,
-    /// The rate below which the job's `plateau` lowers none; none for a variable without a learning rate.
+    /// The learning rate below which the job's `plateau` does not lower a rate; none for a variable that has no
+    /// optimizer.
     lowest_rate: Option<f32>,
     stale: Option<StaleSteps>,
 }
@@ -29,8 +30,8 @@ pub struct VariableRule {
 impl VariableRule {
     /// Returns the rule of a variable in a job that expects `total_updates` updates of each block.
     ///
-    /// A trained variable has the optimizer of its group, under the job's schedule, and a moving average if the job asks
-    /// for averages. An averaged one moves by the whole of each update, which is a mean of changes. A frozen one takes no
+    /// A trained variable has the optimizer of its group, with the job's schedule, and moving averages if the job keeps
+    /// them. An averaged variable changes by each whole update, which is a mean of changes. A frozen variable has no
     /// updates.
     pub fn new(job: &Job, variable: &VariableSpec, total_updates: u64) -> Self {
         let (optimizer, schedule) = match variable.kind.is_optimized() {
@@ -58,8 +59,8 @@ impl VariableRule {
         }
     }
 
-    /// Returns the rule of a table's buckets: the learning rate of each update, under the job's schedule. The rows have an
-    /// optimizer of their own ([`crate::row`]), and no moving averages.
+    /// Returns the rule of a table's buckets, which gives the learning rate of each update, with the job's schedule.
+    /// The rows have an optimizer of their own ([`crate::row`]), and no moving averages.
     pub fn of_table(job: &Job, table: &TableSpec, total_updates: u64) -> Self {
         let learning_rate = table.optimizer.learning_rate();
         let whole = Sgd {
@@ -79,12 +80,12 @@ impl VariableRule {
         }
     }
 
-    /// Returns the optimizer. Its learning rate is that of an update without a schedule.
+    /// Returns the optimizer. Its learning rate does not include the schedule.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// Returns the share of the moving average that remains in an update, if averages are kept.
+    /// Returns the share of a moving average that remains in an update; none if there are no averages.
     pub fn ema_decay(&self) -> Option<f32> {
         self.ema_decay
     }
@@ -95,7 +96,7 @@ impl VariableRule {
         self.optimizer == other.optimizer && settings(self) == settings(other)
     }
 
-    /// Returns the slots of each element.
+    /// Returns the slots of each element, with its moving average.
     pub fn slots(&self) -> Slots {
         let own = self.rule.slots();
         Slots {
@@ -125,14 +126,14 @@ impl VariableRule {
         self.ema_decay.is_some()
     }
 
-    /// Returns the place of the moving averages among the slots of so many elements, if they are kept.
+    /// Returns the range of the moving averages in the slots of `elements` elements; none if there are no averages.
     pub fn averages(&self, elements: usize) -> Option<Range<usize>> {
         let start = self.rule.slots().count * elements;
         self.ema_decay.map(|_| start..start + elements)
     }
 
-    /// Returns the parameters of the update that follows `done` others. `lowered_to` is the part of the learning rate that the job's
-    /// `plateau` has left; 1 for all of it.
+    /// Returns the parameters of the update that follows `done` updates. `lowered_to` is the fraction of the learning
+    /// rate that the job's `plateau` has left; 1 for all of it.
     pub fn update_after(&self, done: u64, lowered_to: f64) -> Update {
         let scheduled = self.learning_rate * factor(&self.schedule, done, self.total_updates);
         Update {
@@ -176,7 +177,7 @@ impl VariableRule {
         self.rule.apply(update, part);
     }
 
-    /// Returns the corrections of gradients of old weights; none if such gradients are not corrected.
+    /// Returns the corrections for stale gradients; none if they are not corrected.
     pub fn stale_steps(&self) -> Option<StaleSteps> {
         self.stale
     }
@@ -186,8 +187,8 @@ impl VariableRule {
         self.rule.steps_ahead(update, updates)
     }
 
-    /// Moves the averages, if they are kept, towards new weights, of which there are as many. The first update sets them to
-    /// the weights.
+    /// Moves the averages towards the new weights. Does nothing if the job keeps no averages. `averages` must be as
+    /// long as `weights`. The first update sets the averages to the weights.
     pub fn move_averages(&self, update: Update, weights: &[f32], averages: &mut [f32]) {
         let Some(decay) = self.ema_decay else {
             return;
@@ -203,7 +204,7 @@ impl VariableRule {
     }
 }
 
-/// Returns the rate below which a job's `plateau` lowers none.
+/// Returns the learning rate below which a job's `plateau` does not lower a rate; 0 if the job has no `plateau`.
 fn lowest_rate(job: &Job) -> f32 {
     let plateau = job.plateau.as_ref();
     plateau.map_or(0.0, |plateau| plateau.min_learning_rate)

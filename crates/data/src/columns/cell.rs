@@ -1,13 +1,14 @@
-//! The value of a cell in the type in which its file has it. Values that are equal as numbers have the same text, so that
-//! categories, ids and labels do not depend on the form of a file, and never pass through a floating-point number. Booleans have the
-//! texts that pandas writes, `True` and `False`.
+//! The value of a cell, in the type that the file gives it. Values that are equal as numbers have the same text, so
+//! categories, ids and labels do not depend on the format of the file, and no integer or decimal passes through a
+//! floating-point number on its way to a text. Booleans have the texts that pandas writes: `True` and `False`.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::date;
 
-/// The digits of the longest number that has a text of its own: that of the largest `f64`, and as many behind the point.
+/// The length limit of numbers that have a canonical text, in digits before the point and in digits after it. The
+/// shortest text of any `f64` needs fewer.
 const LONGEST: usize = 400;
 
 /// A cell's value.
@@ -15,7 +16,7 @@ const LONGEST: usize = 400;
 pub enum Cell<'a> {
     /// No value.
     Missing,
-    /// A text. One that spells a number is that number.
+    /// A text. A text that spells a number counts as that number.
     Text(&'a str),
     /// A whole number of any type.
     Integer(i128),
@@ -23,7 +24,7 @@ pub enum Cell<'a> {
     Decimal {
         /// The number without its point.
         unscaled: i128,
-        /// The digits behind the point.
+        /// The number of digits behind the point.
         scale: i32,
     },
     /// A number of double precision.
@@ -37,12 +38,13 @@ pub enum Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// Returns a time, which is so many nanoseconds after the beginning of 1970 in UTC.
+    /// Returns the cell of a time that is given in nanoseconds since the beginning of 1970 in UTC.
     pub fn time(nanoseconds: i128) -> Self {
         Self::Days(date::days_of(nanoseconds))
     }
 
-    /// Returns the number, if it is one that is finite as `f32`. The texts `true` and `false` are 1 and 0.
+    /// Returns the value as a number; none if the value is not a number, or not finite as `f32`. Booleans and the texts
+    /// `true` and `false`, in any case, are 1 and 0.
     pub(crate) fn number(self) -> Option<f64> {
         let number = match self {
             Self::Text(text) => match text.parse().or_else(|_| text.trim().parse()) {
@@ -64,7 +66,8 @@ impl Cell<'_> {
         Some(number).filter(|number: &f64| (*number as f32).is_finite())
     }
 
-    /// Returns a date as days since 1970. A text is read by the format, if there is one.
+    /// Returns a date as days since the beginning of 1970. A text is parsed with `format`, or as ISO 8601 if there is
+    /// no format. None if the value is no date.
     pub(crate) fn days(self, format: Option<&str>) -> Option<f64> {
         match self {
             Self::Text(text) => match format {
@@ -76,8 +79,8 @@ impl Cell<'_> {
         }
     }
 
-    /// Returns the text of a label, a category or an id; none for a date beyond the calendar. That of a number is the one that
-    /// [`number_text`] gives, and that of a date is ISO 8601.
+    /// Returns the text of the value as a label, a category or an id. A number has the text that [`number_text`]
+    /// returns, a date is in ISO 8601, and a missing value has the empty text. None for a date beyond the calendar.
     pub(crate) fn text(&self) -> Option<Cow<'_, str>> {
         let text = match self {
             Self::Missing => return Some(Cow::Borrowed("")),
@@ -96,7 +99,7 @@ impl Cell<'_> {
         })
     }
 
-    /// Returns the line of a job that lets a column with this value be read.
+    /// Returns the advice of an error message: the line of a job with which a column that has this value can be read.
     pub(crate) fn advice(self, column: &str) -> String {
         let kind = match self.days(None) {
             Some(_) => "type = \"date\"",
@@ -119,7 +122,7 @@ impl Cell<'_> {
     }
 }
 
-/// Returns whether a text is a number but for one comma.
+/// Returns whether a text is a number once its first comma is replaced by a point.
 fn has_decimal_comma(text: &str) -> bool {
     text.contains(',') && text.replacen(',', ".", 1).parse::<f64>().is_ok()
 }
@@ -148,8 +151,9 @@ impl fmt::Display for Cell<'_> {
     }
 }
 
-/// Returns the one text of a number, however it is written: `5` for `5.0`, `+5` and `5e0`, and `0.25` for `2.50E-1`. None if the text is no number,
-/// if it begins with zeros as a code does (`007`), or if it is longer than that of any `f64`. No digit is lost.
+/// Returns the canonical text of a number: `5` for `5.0`, `+5` and `5e0`, and `0.25` for `2.50E-1`. None if the text is
+/// no number, if it begins with zeros as a code does (`007`), or if it has more digits than any `f64`. No digit is
+/// lost.
 pub(crate) fn number_text(text: &str) -> Option<Cow<'_, str>> {
     let (negative, unsigned) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -198,8 +202,9 @@ pub(crate) fn number_text(text: &str) -> Option<Cow<'_, str>> {
     }))
 }
 
-/// Returns a text as a rule knows it: if the training samples have numbers, that of its number. Earlier releases took the booleans of Parquet
-/// for numbers.
+/// Returns a text as a fitted rule stores it. If `numbers` is true, that is the canonical text of a number, and `1` or
+/// `0` for a boolean, because earlier releases read the booleans of Parquet as numbers. All other texts stay as they
+/// are.
 pub(crate) fn known(text: &str, numbers: bool) -> Cow<'_, str> {
     match number_text(text).or(truth_text(text)).filter(|_| numbers) {
         Some(number) => number,
@@ -207,7 +212,7 @@ pub(crate) fn known(text: &str, numbers: bool) -> Cow<'_, str> {
     }
 }
 
-/// Returns the text of a boolean as a number.
+/// Returns `1` for `True` and `0` for `False`; none for any other text.
 pub(crate) fn truth_text(text: &str) -> Option<Cow<'_, str>> {
     match text {
         "True" => Some(Cow::Borrowed("1")),

@@ -7,25 +7,25 @@ use time::{Date, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset};
 
 const NANOSECONDS_OF_A_DAY: f64 = 86_400e9;
 
-/// Returns each format of dates, and with a time behind it.
+/// Expands to each date format alone, with hours and minutes, and with hours, minutes and seconds.
 macro_rules! with_times {
     ($($date:literal),*) => {
         [$($date, concat!($date, " %H:%M"), concat!($date, " %H:%M:%S")),*]
     };
 }
 
-/// The formats besides ISO 8601 that are tried for columns of a file that is looked at.
+/// The formats besides ISO 8601 that a survey of a file tries on the columns.
 const FORMATS: [&str; 27] = with_times![
     "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d", "%b %e %Y",
     "%d %b %Y"
 ];
 
-/// A date as it is written.
+/// A date in ISO 8601. A longer text must have a time as well.
 const DATE: &str = "2024-03-01";
 
-/// Returns the days of a date, as in `2024-03-01`, or of a date and time, as in `2024-03-01T12:30:00` or
-/// `2024-03-01 12:30:00+02:00` (ISO 8601; the `T` may be a space, and a time without an offset is in UTC). None if the
-/// text is neither.
+/// Returns the days from the beginning of 1970 to a date, as in `2024-03-01`, or to a date and time, as in
+/// `2024-03-01T12:30:00` or `2024-03-01 12:30:00+02:00` (ISO 8601; the `T` may be a space, and a time without an offset
+/// is in UTC). None if the text is neither.
 pub(crate) fn days(text: &str) -> Option<f64> {
     // The library takes shorter forms too, and does not look at a time after a date.
     if text.len() <= DATE.len() {
@@ -48,8 +48,8 @@ pub(crate) fn days(text: &str) -> Option<f64> {
     time.ok().map(in_days)
 }
 
-/// Returns the days of a date that is written in a format of `strftime`, as in `%d/%m/%Y`. A time without an offset is in UTC. None if the text is
-/// not in this format, or if it is none.
+/// Returns the days from the beginning of 1970 to a date that is written in a format of `strftime`, as in `%d/%m/%Y`. A
+/// time without an offset is in UTC. None if the text does not match the format, or if the format is invalid.
 pub(crate) fn days_by(text: &str, format: &str) -> Option<f64> {
     let format = parse_strftime_borrowed(format).ok()?;
     let mut parsed = Parsed::new();
@@ -73,7 +73,7 @@ pub(crate) fn days_by(text: &str, format: &str) -> Option<f64> {
     ))
 }
 
-/// Returns the one format, besides ISO 8601, in which all these texts are dates.
+/// Returns the format, besides ISO 8601, in which all these texts are dates. None if no format or more than one fits.
 pub(crate) fn format_of<'a>(
     texts: impl Iterator<Item = &'a String> + Clone,
 ) -> Option<&'static str> {
@@ -86,12 +86,13 @@ pub(crate) fn format_of<'a>(
     }
 }
 
-/// Returns the days of a time that is given in nanoseconds since the beginning of 1970.
+/// Converts a time from nanoseconds since the beginning of 1970 to days.
 pub(crate) fn days_of(nanoseconds: i128) -> f64 {
     nanoseconds as f64 / NANOSECONDS_OF_A_DAY
 }
 
-/// Returns days since 1970 as a date, or as a date and time if they are no whole number of days.
+/// Returns the text of a time that is given in days since 1970: a date, or a date and time if the days are not a whole
+/// number. None beyond the calendar.
 pub(crate) fn text_of(days: f64) -> Option<String> {
     let microseconds = (days * NANOSECONDS_OF_A_DAY / 1e3).round() as i128;
     let time = OffsetDateTime::from_unix_timestamp_nanos(microseconds.checked_mul(1000)?).ok()?;

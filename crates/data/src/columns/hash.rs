@@ -2,8 +2,8 @@
 
 use shared_proto::hash::{FNV_START, fnv1a, mix};
 
-/// Hashes the texts of a field: FNV-1a of the field's number and a text, with its bits mixed, so that the
-/// remainder by any number of buckets is even.
+/// Hashes the texts of a field: FNV-1a of the field's number and the text, and then a mix of the bits, so that the
+/// remainders modulo any number of buckets are evenly distributed.
 #[derive(Clone, Copy)]
 pub(crate) struct Hasher {
     /// The hash of the field's number.

@@ -1,4 +1,4 @@
-//! The columns of a table: their names, what they are for, and the texts that stand for a gap.
+//! The columns of a table: their names, their roles, and the texts that stand for a missing value.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,19 +10,19 @@ use super::cell::Cell;
 use crate::error::InputError;
 use crate::place::{Place, Unit};
 
-/// The name of the input that has the number columns.
+/// The name of the input that holds all number columns.
 pub(crate) const NUMBERS: &str = "inputs";
 
 /// The name of the target.
 pub(crate) const LABEL: &str = "label";
 
-/// The part that labels have.
+/// How the label's column is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LabelColumn {
     Read,
-    /// The column may be missing.
+    /// Labels are not read, and the file may lack the column.
     LeftOut,
-    /// It is a column like others, all of which are read as texts to be looked at.
+    /// In a survey: all columns are read as texts, and the label's column is one of them.
     Survey,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Role {
     },
 }
 
-/// The columns of a file: their names and what they are for.
+/// The columns of a file: their names and their roles.
 #[derive(Clone, Debug)]
 pub(crate) struct Header {
     pub(super) names: Vec<String>,
@@ -56,8 +56,9 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Returns the columns of a file, which have these names. Those of `indices` are the index of a pandas frame, and are left out unless the job
-    /// gives them a type. After training, `known` tells the columns that it had, and others are left out too.
+    /// Returns the columns of a file with these names. The columns in `indices` are the index of a pandas frame; they
+    /// are ignored unless the job gives them a type. After training, `known` returns whether the training had a column
+    /// of this name; other columns are ignored too.
     ///
     /// # Errors
     /// If a name occurs twice or is taken, the label is missing, no column is left to learn from, or the job names a
@@ -106,12 +107,12 @@ impl Header {
         }
     }
 
-    /// Returns the place of the label's column; one that no row has if labels are not read.
+    /// Returns the index of the label's column; `usize::MAX`, which no row has, if labels are not read.
     pub(crate) fn label_column(&self) -> usize {
         self.label.unwrap_or(usize::MAX)
     }
 
-    /// Returns whether a column has ids, which take more memory as samples than as texts that are held once.
+    /// Returns whether any column has ids. The ids of samples take more memory than texts of which each is held once.
     pub(crate) fn has_ids(&self) -> bool {
         let is_id = |role: &Role| {
             matches!(
@@ -125,7 +126,7 @@ impl Header {
         self.roles.iter().any(is_id)
     }
 
-    /// Returns whether a row with this label is left out, because the label is missing and the job says so.
+    /// Returns whether a row with this label is left out: the label is missing, and the job skips samples without one.
     pub(crate) fn skips(&self, label: &str) -> bool {
         self.skips_unlabelled && self.gaps.are(label)
     }
@@ -160,12 +161,13 @@ impl Header {
         }
     }
 
-    /// Returns whether nothing reads the cells of a column.
+    /// Returns whether the cells of a column are ignored.
     pub(crate) fn is_ignored(&self, column: usize) -> bool {
         matches!(self.roles[column], Role::Ignored)
     }
 
-    /// Notes that the cells of a column are lists. Returns false if it is no column of ids, which alone can be lists.
+    /// Marks the cells of a column as lists. Returns false if the column cannot have lists. Only columns of ids and
+    /// ignored columns can.
     pub(crate) fn has_lists(&mut self, column: usize) -> bool {
         match &mut self.roles[column] {
             Role::Ignored => true,
@@ -183,7 +185,7 @@ impl Header {
 }
 
 impl Header {
-    /// Returns what is wrong with the names of the columns.
+    /// Returns what is wrong with the names of the columns; none if they are valid.
     fn problem(
         &self,
         names: &[&str],
@@ -299,7 +301,7 @@ impl Role {
         }
     }
 
-    /// Returns whether the column is an input of ids, with a name of its own.
+    /// Returns whether the column becomes an input of ids, which has the column's name.
     fn is_ids(&self) -> bool {
         let Role::Input { kind, .. } = self else {
             return false;
@@ -314,14 +316,15 @@ impl Role {
     }
 }
 
-/// Returns the problem of a column, with the line of a job that leaves it out.
+/// Returns the message for a column that has a problem, with the line of a job that leaves the column out.
 pub(crate) fn unfit(name: &str, problem: &str) -> String {
     format!(
         "column {name:?} {problem}; leave it out with this line in [data.columns]: {name:?} = {{ type = \"ignore\" }}"
     )
 }
 
-/// Returns the columns that pandas wrote for the index of its frame, by what it says in a file's or a batch's metadata under `pandas`.
+/// Returns the names of the columns that hold the index of a pandas frame. `metadata` is the JSON that pandas writes
+/// under the key `pandas` of a file's or a batch's metadata.
 pub fn pandas_index(metadata: &str) -> Vec<String> {
     let pandas: Option<serde_json::Value> = serde_json::from_str(metadata).ok();
     let columns = pandas
@@ -335,7 +338,8 @@ pub fn pandas_index(metadata: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// The texts that stand for a missing value where a job does not name them: those of pandas and R, and that of the UCI archive.
+/// The texts that stand for a missing value unless the job sets `data.missing_texts`: those of pandas and R, and the
+/// `?` of the UCI archive.
 const MISSING: [&str; 19] = [
     "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>",
     "?", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
@@ -366,7 +370,7 @@ impl Gaps {
         text.is_empty() || self.texts.contains(text)
     }
 
-    /// Returns the value, or that there is none: NaN is none either.
+    /// Returns the value, or [`Cell::Missing`] for NaN and for a text that stands for a missing value.
     pub(super) fn read<'a>(&self, value: Cell<'a>) -> Cell<'a> {
         match value {
             Cell::Text(text) if self.are(text) => Cell::Missing,

@@ -1,4 +1,4 @@
-//! The content of a table: named columns of cells, whichever format they are read from.
+//! The content of a table: named columns of cells, independent of the format of the file.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,13 +12,13 @@ use super::texts::Texts;
 use crate::error::InputError;
 use crate::place::{Place, Unit};
 
-/// The most elements of all lists of a column.
+/// The most elements that all lists of a column have together.
 const MOST_ELEMENTS: usize = 1 << 28;
 
-/// Stands for a missing number. All others are finite.
+/// Stands for a missing number. All other numbers in a table are finite.
 pub(crate) const GAP: f64 = f64::NAN;
 
-/// A file's columns, which are filled row by row or column by column.
+/// The columns of a file, filled row by row or column by column.
 pub(crate) struct Table {
     rows: Rows,
     columns: Vec<Named>,
@@ -27,7 +27,7 @@ pub(crate) struct Table {
     gaps: Gaps,
 }
 
-/// The samples of a table: where they are in their file.
+/// The places of a table's samples in their file.
 #[derive(Debug)]
 pub(crate) struct Rows {
     pub(crate) file: Arc<Path>,
@@ -35,10 +35,10 @@ pub(crate) struct Rows {
     pub(crate) numbers: Numbers,
 }
 
-/// The number of each sample's line or row.
+/// The line or row numbers of the samples.
 #[derive(Debug)]
 pub(crate) enum Numbers {
-    /// So many in a row, from the first.
+    /// Consecutive numbers: the first number and the count.
     From(u64, usize),
     Each(Vec<u64>),
 }
@@ -60,7 +60,7 @@ impl Numbers {
 }
 
 impl Rows {
-    /// Returns the place of a sample; the file's first, if it has none.
+    /// Returns the place of a sample, or line or row 1 if no number is known for the sample.
     pub(crate) fn place(&self, sample: usize) -> Place {
         Place {
             file: self.file.clone(),
@@ -74,24 +74,24 @@ struct Named {
     name: String,
     role: Role,
     cells: Cells,
-    /// True if cells are numbers, and no dates or weights.
+    /// True if the column is an input of numbers, not of dates, and not the weight.
     is_plain: bool,
 }
 
 /// The cells of a column, in the order of the samples.
 pub(crate) enum Cells {
-    /// Numbers, and dates as days since 1970; [`GAP`] where there is none.
+    /// Numbers, and dates as days since 1970; [`GAP`] where the value is missing.
     Numbers(Vec<f64>),
-    /// Categories and labels.
+    /// Categories, labels, and ids in single cells.
     Texts(Texts),
-    /// Ids, any number in each sample.
+    /// Ids in lists of any length.
     Lists(Lists),
 }
 
 /// Lists of texts. The samples of `texts` are the elements of all lists.
 pub(crate) struct Lists {
     pub(crate) texts: Texts,
-    /// The end of each list among the elements.
+    /// The index in `texts.samples` of the end of each list.
     pub(crate) ends: Vec<usize>,
 }
 
@@ -103,7 +103,7 @@ impl Lists {
         }
     }
 
-    /// Returns the elements of a sample.
+    /// Returns the indices of a sample's elements.
     pub(crate) fn elements(&self, sample: usize) -> Range<usize> {
         let start = sample.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[sample]
@@ -133,7 +133,7 @@ impl Cells {
         }
     }
 
-    /// Returns the cells of these samples; a column that is ignored has none.
+    /// Returns the cells of these samples. An ignored column has no cells.
     fn select(&self, samples: &[u32]) -> Self {
         match self {
             Self::Numbers(numbers) => {
@@ -147,7 +147,7 @@ impl Cells {
 }
 
 impl Header {
-    /// Returns a table of these samples, without their cells.
+    /// Returns a table of these samples, whose cells are still to be added.
     pub(crate) fn table(&self, rows: Rows) -> Table {
         let columns = self.names.iter().zip(&self.roles);
         Table {
@@ -160,7 +160,7 @@ impl Header {
 }
 
 impl Table {
-    /// Returns whether nothing reads the cells of a column.
+    /// Returns whether the cells of a column are ignored.
     pub(crate) fn is_ignored(&self, column: usize) -> bool {
         matches!(self.columns[column].role, Role::Ignored)
     }
@@ -186,7 +186,8 @@ impl Table {
         pushed.map_err(|problem| rows.place(sample).wrong(problem))
     }
 
-    /// Adds the next samples' cells to a column of numbers, if all are plain ones. Returns false if nothing was added.
+    /// Adds the next samples' cells to a column of numbers if all of the values are numbers and none is a text or
+    /// missing. Otherwise adds nothing and returns false.
     pub(crate) fn extend<'v>(
         &mut self,
         column: usize,
@@ -213,7 +214,7 @@ impl Table {
         all
     }
 
-    /// Adds an element to the list of a column's next sample.
+    /// Adds an element to the list of a column's next sample. Skips an element that is missing.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -256,7 +257,7 @@ impl Table {
         }
     }
 
-    /// Hands all cells to `hash`.
+    /// Passes all cells to `hash`.
     pub(crate) fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
         let texts = |texts: &Texts, hash: &mut dyn FnMut(&[u8])| {
             for text in &texts.samples {
@@ -302,7 +303,7 @@ impl Table {
         self.rows.numbers.len()
     }
 
-    /// Returns the samples with these numbers, or all without numbers.
+    /// Returns the samples at these indices in this order, or all samples if there are no indices.
     pub(crate) fn selected(self, samples: Option<&[u32]>) -> Self {
         match samples {
             Some(samples) => self.select(samples),
@@ -310,7 +311,7 @@ impl Table {
         }
     }
 
-    /// Returns the samples with these numbers, in this order.
+    /// Returns the samples at these indices, in this order.
     pub(crate) fn select(&self, samples: &[u32]) -> Self {
         let column = |column: &Named| Named {
             name: column.name.clone(),
@@ -344,7 +345,7 @@ impl Table {
         self.rows.place(sample)
     }
 
-    /// Returns the labels; none if they are not read.
+    /// Returns the labels; no texts if labels are not read.
     pub(crate) fn labels(&self) -> &Texts {
         static NONE: LazyLock<Texts> = LazyLock::new(Texts::default);
         match self.label.map(|label| &self.columns[label].cells) {
@@ -354,7 +355,7 @@ impl Table {
         }
     }
 
-    /// Returns the weight of each sample; none if all count alike.
+    /// Returns the weight of each sample; none if the table has no weights, and all samples count alike.
     pub(crate) fn weights(&self) -> Option<Vec<f32>> {
         let is_weight = |column: &&Named| matches!(column.role, Role::Weight);
         match self
@@ -370,7 +371,7 @@ impl Table {
         }
     }
 
-    /// Returns the type and the cells of an input.
+    /// Returns the type and the cells of an input; none if the table has no input of this name.
     pub(crate) fn input(&self, name: &str) -> Option<(&ColumnType, &Cells)> {
         let mut inputs = self.inputs();
         let input = inputs.find(|(own, ..)| *own == name);
@@ -411,7 +412,7 @@ impl Named {
         }
     }
 
-    /// Adds a cell, which is written as `found`. The error is a problem in words.
+    /// Adds a cell. `found` is the value as the file has it, for messages. The error is the problem in words.
     fn push(&mut self, value: Cell, found: Cell, place: impl Fn() -> Place) -> Result<(), String> {
         let name = &self.name;
         match (&self.role, &mut self.cells) {

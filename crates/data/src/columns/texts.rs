@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::cell::number_text;
 use crate::place::Place;
 
-/// With at most so many different texts, they are compared in turn.
+/// Up to this number of distinct texts, a text is found by comparison with each instead of by its hash.
 const FEW: usize = 4;
 
 /// The texts of a column, in the order of the samples.
@@ -13,7 +13,7 @@ const FEW: usize = 4;
 pub(crate) struct Texts {
     /// The index in `texts` of each sample's text.
     pub(crate) samples: Vec<u32>,
-    /// The texts that occur, each with the first place where it does.
+    /// The distinct texts, each with the first place where it occurs.
     pub(crate) texts: Vec<(String, Place)>,
     known: HashMap<String, u32>,
 }
@@ -30,7 +30,7 @@ impl Texts {
         self.push(number_text(text).as_deref().unwrap_or(text), place);
     }
 
-    /// Notes a text that occurs, without a sample.
+    /// Adds a text that occurs, without a sample.
     pub(crate) fn note(&mut self, text: &str, place: &Place) {
         self.index(text, || place.clone());
     }
@@ -57,7 +57,7 @@ impl Texts {
         self.samples.iter().map(text)
     }
 
-    /// Returns the texts of the samples with these numbers, in this order.
+    /// Returns the texts of the samples at these indices, in this order.
     pub(crate) fn select(&self, samples: &[u32]) -> Self {
         let mut selected = Self::default();
         for sample in samples {
@@ -67,13 +67,14 @@ impl Texts {
         selected
     }
 
-    /// Returns the value of each sample's text.
+    /// Applies `value` once to each distinct text, and returns the result for each sample.
     pub(crate) fn each<T: Copy>(&self, value: impl Fn(&str) -> T) -> Vec<T> {
         let values: Vec<T> = self.texts.iter().map(|(text, _)| value(text)).collect();
         self.of_samples(&values)
     }
 
-    /// Returns the value of each sample's text. `value` also gets the first place where the text occurs.
+    /// Applies `value` once to each distinct text and the first place where it occurs, and returns the result for each
+    /// sample.
     ///
     /// # Errors
     /// Those of `value`.

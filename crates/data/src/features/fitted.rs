@@ -19,13 +19,13 @@ use crate::error::InputError;
 use crate::features::shape::Shape;
 use crate::samples::column::{Column, by_rows};
 
-/// The form of the file; another one is refused.
+/// The version of the file's format. Files of another version are refused.
 pub(crate) const FORM: u32 = 1;
 
-/// Numbers and texts that were computed from the data of a training: means, deviations, edges of buckets, vocabularies,
-/// labels. Tables may have all of them. LIBSVM files have labels and the range of the features. Data with a file or a
-/// folder for each class has labels; folders of pictures also have the shape of the pictures. The parameters of columns
-/// follow from the training samples alone; labels follow from the whole training file, held-out samples included.
+/// Parameters that are computed from the data of a training: means, deviations, edges of buckets, vocabularies, labels.
+/// Tables may have all of them. LIBSVM files have labels and the range of the features. Data with a file or a folder
+/// for each class has labels; folders of pictures also have the shape of the pictures. The parameters of columns are
+/// computed from the training samples alone; labels are collected from all samples, including those that are held out.
 /// [`Self::save`] writes a file with which later data is read in the same way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,28 +55,28 @@ pub(crate) struct Features {
     pub(crate) sparse: bool,
 }
 
-/// A column that is read, and the transform of its cells.
+/// An input column and the transform of its cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FittedColumn {
     /// The column's name.
     pub name: String,
-    /// True if its cells are dates, which count as days since 1970.
+    /// True if the column has dates, which count as days since 1970.
     pub date: bool,
     /// The transform from a cell to an input of the model.
     pub rule: Rule,
-    /// What takes the place of a missing number; none if the job does not say it.
+    /// The replacement for a missing number; none if the job sets no replacement, and a missing number is an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gap: Option<Gap>,
 }
 
-/// What takes the place of a missing number.
+/// The replacement for a missing number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gap {
-    /// The number, before the transform of its column.
+    /// The replacement, before the transform of the column.
     pub value: f64,
-    /// True if an input after that of the column is 1 where the number is missing, and 0 elsewhere.
+    /// True if the column has a second input number, which is 1 where the number is missing and 0 elsewhere.
     #[serde(default, skip_serializing_if = "is_false")]
     pub indicator: bool,
 }
@@ -91,40 +91,41 @@ pub enum Rule {
     Standardise {
         /// The mean.
         mean: f64,
-        /// The standard deviation, or 1 if the training samples have a single number.
+        /// The standard deviation, or 1 if all training samples have the same number.
         deviation: f64,
     },
     /// `sign(x) ln(1 + |x|)` less the mean, divided by the deviation.
     Log {
         /// The mean of the logarithms.
         mean: f64,
-        /// The standard deviation of the logarithms, or 1 if the training samples have a single number.
+        /// The standard deviation of the logarithms, or 1 if all training samples have the same number.
         deviation: f64,
     },
-    /// An id: the number of edges that are not above the number.
+    /// An id: the number of edges that are less than or equal to the cell.
     Bucket {
-        /// The edges, each above the one before.
+        /// The edges, in strictly ascending order.
         edges: Vec<f64>,
     },
-    /// An id: the remainder of the text's hash by the number of ids.
+    /// An id: the hash of the text modulo the number of ids.
     Hash {
         /// The number of ids.
         buckets: u64,
-        /// True if the training samples have numbers. Texts that are equal as numbers then have one id.
+        /// True if all texts of the training samples that are not missing are numbers. Texts that are equal as numbers
+        /// then have the same id.
         #[serde(default, skip_serializing_if = "is_false")]
         numbers: bool,
     },
     /// Ids below 2^63.
     Id {
-        /// The seed of the texts' hash; none if ids are whole numbers as they are.
+        /// The seed of the hash that turns texts into ids; none if the cells are whole numbers, which are the ids.
         seed: Option<u64>,
-        /// The text between the ids of a cell; none if each cell has exactly one id.
+        /// The separator of the ids in a cell; none if each cell has exactly one id.
         separator: Option<String>,
         /// As in [`Self::Hash`].
         #[serde(default, skip_serializing_if = "is_false")]
         numbers: bool,
     },
-    /// An id: the text's place in the vocabulary, from 1; 0 for any other text.
+    /// An id: the index of the text in the vocabulary, counted from 1, or 0 for a text that is not in the vocabulary.
     Vocabulary {
         /// The texts, in sorted order.
         texts: Vec<String>,
@@ -150,7 +151,7 @@ impl Fitted {
         }
     }
 
-    /// Returns the parameters of columns of texts, which are read and become nothing.
+    /// Returns parameters with which columns are read as texts. The texts become no inputs.
     pub(crate) fn of_texts(names: &[String]) -> Self {
         let column = |name: &String| FittedColumn {
             name: name.clone(),
@@ -167,10 +168,12 @@ impl Fitted {
         }
     }
 
-    /// Returns the inputs of a table: those of ids, after the numbers together.
+    /// Returns the inputs of a table: first one input with all numbers, if there are any, then one input for each
+    /// column of ids.
     ///
     /// # Errors
-    /// If the table lacks a column of the training or has one of another type, or a number that leaves the range of `f32`.
+    /// If the table lacks a column of the training, has a column of another type, or has a number that leaves the range
+    /// of `f32`.
     pub(crate) fn inputs(&self, table: &Table) -> Result<Vec<Column>, InputError> {
         self.check_columns(table)?;
         let (mut numbers, mut inputs) = (Vec::new(), Vec::new());
@@ -220,7 +223,8 @@ impl Fitted {
         Ok(inputs)
     }
 
-    /// Returns the columns of which most cells have a category that the training did not have, with the share of these cells and three of their texts.
+    /// Returns the columns in which most cells have a category that the training did not have: the name, the share of
+    /// these cells, and up to three of their texts.
     pub(crate) fn mostly_unknown<'a>(
         &'a self,
         table: &Table,
@@ -251,7 +255,7 @@ impl Fitted {
             .into_iter()
     }
 
-    /// Checks that a table has the columns that were fitted, of the same types. Their order may differ.
+    /// Checks that a table has exactly the columns that were fitted, with the same types. Their order may differ.
     fn check_columns(&self, table: &Table) -> Result<(), InputError> {
         let wrong = |what: String| Err(table.header_place().wrong(what));
         let mut expected = self.columns.iter();
@@ -284,7 +288,7 @@ impl Fitted {
         self.columns.iter().any(|column| column.name == name)
     }
 
-    /// Writes a JSON file, which appears whole or not at all.
+    /// Writes a JSON file atomically.
     ///
     /// # Errors
     /// [`InputError::Unwritable`].
@@ -330,7 +334,7 @@ impl Fitted {
         Ok(fitted)
     }
 
-    /// Checks what a file says. The error is a problem in words.
+    /// Checks the values that were read from a file. The error is the problem in words.
     fn check(&self) -> Result<(), String> {
         if self.form != FORM {
             return Err(format!(
@@ -378,7 +382,7 @@ impl Fitted {
 }
 
 impl FittedColumn {
-    /// Returns whether this was fitted to a column of this type.
+    /// Returns whether the parameters were fitted to a column of this type.
     fn reads(&self, kind: &ColumnType, cells: &Cells) -> bool {
         let texts = matches!(
             self.rule,
@@ -392,7 +396,7 @@ impl FittedColumn {
         fits && self.date == matches!(kind, ColumnType::Date { .. })
     }
 
-    /// Returns for each cell whether it is missing, if the model is told.
+    /// Returns 1 for each missing cell and 0 for all others; none if the column has no indicator.
     fn missing(&self, cells: &Cells) -> Option<Vec<f32>> {
         let Cells::Numbers(cells) = cells else {
             return None;
@@ -402,10 +406,10 @@ impl FittedColumn {
         Some(cells.iter().map(missing).collect())
     }
 
-    /// Returns the cells with something in place of each gap; none if there are no gaps.
+    /// Returns the cells with the replacement in place of each missing number; none if no number is missing.
     ///
     /// # Errors
-    /// If the training did not say what takes the place of a gap.
+    /// If a number is missing and the training set no replacement.
     fn filled(&self, cells: &Cells, table: &Table) -> Result<Option<Cells>, InputError> {
         let Cells::Numbers(numbers) = cells else {
             return Ok(None);
@@ -423,7 +427,7 @@ impl FittedColumn {
         Ok(Some(Cells::Numbers(numbers.iter().map(fill).collect())))
     }
 
-    /// Returns the numbers of the cells.
+    /// Returns the transformed numbers of the cells.
     fn numbers(&self, cells: &Cells, table: &Table) -> Result<Vec<f32>, InputError> {
         let Cells::Numbers(cells) = cells else {
             unreachable!("texts become ids");
@@ -440,7 +444,7 @@ impl FittedColumn {
 }
 
 impl Rule {
-    /// Returns numbers as the model gets them.
+    /// Returns the transformed numbers, as the model receives them.
     fn numbers(&self, numbers: &[f64]) -> Vec<f32> {
         let each = numbers.iter();
         match self {
@@ -454,7 +458,7 @@ impl Rule {
         }
     }
 
-    /// Returns the category of each cell and the number of categories, if the rule makes categories.
+    /// Returns the category of each cell and the number of categories; none if the rule does not produce categories.
     fn categories(&self, cells: &Cells) -> Option<(Vec<u32>, u64)> {
         match (self, cells) {
             (Self::Bucket { edges }, Cells::Numbers(cells)) => {
@@ -477,7 +481,7 @@ impl Rule {
     }
 }
 
-/// Returns the logarithm that [`Rule::Log`] takes.
+/// Returns `sign(x) ln(1 + |x|)`, the logarithm of [`Rule::Log`].
 pub(crate) fn log(number: f64) -> f64 {
     number.signum() * number.abs().ln_1p()
 }

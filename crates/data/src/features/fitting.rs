@@ -13,10 +13,11 @@ use crate::columns::cell::{known, number_text};
 use crate::columns::table::{Cells, Table};
 use crate::columns::texts::Texts;
 
-/// The buckets of a number column, unless the job says otherwise.
+/// The default number of buckets of a number column.
 const BUCKETS: u64 = 10;
 
-/// The numbers by which the edges of buckets are chosen. Of more, a random sample of this size is taken.
+/// The most numbers from which the edges of buckets or a median are computed. If there are more, a random sample of
+/// this size is used.
 const NUMBERS: usize = 1 << 22;
 
 /// Columns that are being fitted.
@@ -33,11 +34,11 @@ struct Column {
     gaps: Option<GapFitting>,
 }
 
-/// What takes the place of a column's gaps, which is being fitted.
+/// The replacement for the missing numbers of a column, while it is being fitted.
 struct GapFitting {
     missing: Missing,
     moments: Moments,
-    /// For the median.
+    /// The numbers whose median is the replacement; none for other rules.
     numbers: Option<Box<Reservoir>>,
 }
 
@@ -86,7 +87,7 @@ fn present(cells: &[f64], samples: &[u32]) -> impl Iterator<Item = f64> {
     numbers.filter(|number| !number.is_nan())
 }
 
-/// Returns the number in the middle, or the mean of the two there; 0 of none.
+/// Returns the median, which is the mean of the two middle numbers if their count is even; 0 if there are no numbers.
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_unstable_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -97,7 +98,7 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     }
 }
 
-/// The part of a column's cells that its rule depends on.
+/// What is known of a column's cells so far, as far as the column's rule depends on them.
 enum Seen {
     /// A rule that depends on no cell.
     Nothing(Rule),
@@ -112,7 +113,7 @@ enum Seen {
     Vocabulary(BTreeSet<String>),
 }
 
-/// A rule for texts that depends on no more than whether they are numbers.
+/// A rule for texts that depends only on whether all texts are numbers.
 enum TextRule {
     Hash {
         buckets: u64,
@@ -123,7 +124,7 @@ enum TextRule {
     },
 }
 
-/// Whether texts are numbers.
+/// Whether some texts are numbers, and whether some are not. Empty texts do not count.
 #[derive(Default)]
 struct Numbers {
     some_are: bool,
@@ -145,7 +146,7 @@ impl Numbers {
 }
 
 impl Fitting {
-    /// Adds the samples of a table with these numbers. All tables have the same columns.
+    /// Adds the samples of a table at the indices in `training`. All tables have the same columns.
     pub(crate) fn add(&mut self, table: &Table, training: &[u32]) {
         if self.columns.is_empty() {
             let column = |(name, kind, _): (&str, &ColumnType, &Cells)| Column {
@@ -164,7 +165,7 @@ impl Fitting {
         }
     }
 
-    /// Returns what the columns are fitted to.
+    /// Returns the fitted parameters of the columns, together with the target.
     pub(crate) fn finish(self, target: Target) -> Fitted {
         let column = |column: Column| FittedColumn {
             name: column.name,
@@ -305,7 +306,7 @@ impl Seen {
 }
 
 impl TextRule {
-    /// Returns the text between the ids of a cell.
+    /// Returns the separator of the ids in a cell; none if a cell has a single text.
     fn separator(&self) -> Option<&str> {
         match self {
             Self::Id { separator, .. } => separator.as_deref(),
@@ -314,7 +315,7 @@ impl TextRule {
     }
 }
 
-/// Returns the texts of these samples, each once.
+/// Returns the distinct texts of these samples.
 fn occurring<'a>(cells: &'a Texts, samples: &[u32]) -> impl Iterator<Item = &'a str> {
     let mut occurs = vec![false; cells.texts.len()];
     for sample in samples {
@@ -324,8 +325,8 @@ fn occurring<'a>(cells: &'a Texts, samples: &[u32]) -> impl Iterator<Item = &'a 
     texts.map(|((text, _), _)| text.as_str())
 }
 
-/// Numbers, or a random sample of them if there are many (Vitter, "Random Sampling with a Reservoir", 1985, algorithm R).
-/// The random choices are always the same.
+/// All numbers seen, or a random sample of [`NUMBERS`] if there are more (Vitter, "Random Sampling with a Reservoir",
+/// 1985, algorithm R). The random choices are the same in each run.
 struct Reservoir {
     numbers: Vec<f64>,
     seen: u64,
@@ -354,7 +355,8 @@ impl Reservoir {
     }
 }
 
-/// Returns the edges between so many buckets of about equally many numbers; fewer where numbers occur often.
+/// Returns the edges between `buckets` buckets with about equally many numbers each. There are fewer edges if some
+/// numbers occur often, or if there are fewer numbers than buckets.
 fn edges(mut numbers: Vec<f64>, buckets: u64) -> Vec<f64> {
     numbers.sort_unstable_by(f64::total_cmp);
     let count = numbers.len() as u64;

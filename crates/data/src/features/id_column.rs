@@ -1,4 +1,4 @@
-//! Columns of ids of any number, for embedding tables.
+//! Columns of ids without a fixed number of categories, for embedding tables.
 
 use crate::columns::cell::number_text;
 use crate::columns::hash::Hasher;
@@ -8,26 +8,27 @@ use crate::error::InputError;
 use crate::place::Place;
 use crate::samples::column::{Column, Values};
 
-/// Ids are below this number, which is the number of non-negative `i64`.
+/// All ids are below this number, so that they are non-negative as `i64`.
 const LIMIT: u64 = 1 << 63;
 
 /// A column of ids.
 pub(crate) struct IdColumn<'a> {
     pub(crate) name: &'a str,
-    /// The seed of the texts' hash; none if ids are whole numbers as they are.
+    /// The seed of the hash that turns texts into ids; none if the texts are whole numbers, which are the ids.
     pub(crate) seed: Option<u64>,
-    /// The text between ids, if a cell has any number of them.
+    /// The separator of the ids in a cell; none if each cell has exactly one id.
     pub(crate) separator: Option<&'a str>,
-    /// True if the ids of the training samples are numbers, so that those that are equal as numbers are one id.
+    /// True if all ids of the training samples are numbers. Texts that are equal as numbers then have the same id.
     pub(crate) numbers: bool,
 }
 
 impl IdColumn<'_> {
-    /// Returns the ids of the cells: one in each sample, or any number if there is a separator. An empty cell then has no
-    /// id, and neither has an empty text between separators.
+    /// Returns the ids of the cells: one id for each sample, or a list of ids if there is a separator. In a list, an
+    /// empty text between separators has no id, so an empty cell has an empty list.
     ///
     /// # Errors
-    /// If ids are whole numbers, and a text is none from 0 to 2^63 - 1. It names the first place of the text.
+    /// If the texts must be whole numbers, and a text is not a whole number from 0 to 2^63 - 1. The error names the
+    /// first place of the text.
     pub(crate) fn read(&self, cells: &Texts) -> Result<Column, InputError> {
         let Some(separator) = self.separator else {
             let ids = cells.try_each(|text, place| self.id(text, place))?;

@@ -35,7 +35,7 @@ impl Moments {
         self.all().mean
     }
 
-    /// Returns the mean and the standard deviation. The deviation is 1 if all numbers are equal, or if the squares of their
+    /// Returns the mean and the standard deviation. The deviation is 1 if all numbers are equal, or if their squared
     /// differences underflow to 0.
     pub(crate) fn finish(self) -> (f64, f64) {
         let all = self.all();
@@ -45,7 +45,8 @@ impl Moments {
         }
     }
 
-    /// Returns the sums of all lanes together (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983).
+    /// Combines the results of all lanes (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance",
+    /// 1983).
     fn all(&self) -> Lane {
         // From the first lane on: equal means stay what they are.
         let [first, others @ ..] = &self.lanes;

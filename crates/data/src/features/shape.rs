@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The largest side of a picture, in a file or as `data.options.size`.
+/// The most pixels that a side of a picture can have, in a file or as `data.options.size`.
 pub(crate) const MOST: u32 = 1 << 14;
 
 /// The shape of all pictures.

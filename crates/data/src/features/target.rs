@@ -13,24 +13,24 @@ use crate::place::Place;
 use crate::samples::column::Column;
 use crate::samples::field::Scale;
 
-/// Classes from this number on are refused: each costs a row of the model's output layer.
+/// The most classes that labels can have: each class costs a row of the model's output layer.
 const MAX_CLASSES: u32 = 1 << 16;
 
-/// Without a transform, labels that are numbers with a mean or deviation above this one are worth a warning.
+/// If labels are numbers without a transform, a mean or deviation larger than this causes a warning.
 const LARGE: f64 = 10.0;
 
-/// With more different whole numbers than this, the job has to say whether they are classes.
+/// If the labels are more distinct whole numbers than this, the job has to say whether they are classes.
 const MOST_CERTAIN_CLASSES: usize = 1000;
 
-/// The meaning of labels, as the training part has them.
+/// The meaning of labels, as determined from the training files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Target {
     /// Each label is a class.
     Class {
-        /// The number of each label's class.
+        /// The index of each label's class.
         numbers: BTreeMap<String, u32>,
-        /// The number of classes, above the number of each.
+        /// The number of classes, which is larger than each index.
         count: u64,
     },
     /// One label is 0, the other 1.
@@ -40,7 +40,7 @@ pub enum Target {
     },
     /// Each label is a number.
     Number {
-        /// The change of labels; none if the model learns them as they are.
+        /// The transform of the labels; none if the model learns the labels as they are.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scale: Option<Scale>,
     },
@@ -51,10 +51,10 @@ pub enum Target {
 pub(crate) struct Labels {
     kind: TargetKind,
     transform: LabelTransform,
-    /// True if two labels are 0 and 1 where the job leaves it open.
+    /// True if two labels become 0 and 1 in a job that does not set the kind of its target.
     two_are_binary: bool,
-    /// The different labels. At most one more than [`MAX_CLASSES`] is kept: it shows that there are too many for
-    /// classes.
+    /// The distinct labels, at most one more than [`MAX_CLASSES`]. One more is enough to show that there are too many
+    /// for classes.
     texts: Texts,
     /// The first label that is a number, but not a finite one.
     not_finite: Option<(String, Place)>,
@@ -65,7 +65,7 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
-    /// Returns no labels, which are to become the target that a job says.
+    /// Returns an empty collection of labels, for the target that the job's settings name.
     pub(crate) fn new(settings: &Data, two_are_binary: bool) -> Self {
         Self {
             kind: settings.target,
@@ -78,7 +78,7 @@ impl Labels {
         }
     }
 
-    /// Notes the labels that occur. Mean and deviation are those of the samples with the numbers in `training`.
+    /// Adds labels. Only the samples at the indices in `training` count for the mean and the deviation.
     pub(crate) fn note(&mut self, labels: &Texts, training: &[u32]) {
         if matches!(self.kind, TargetKind::Number | TargetKind::Auto) {
             let numbers = labels.each(number);
@@ -105,11 +105,11 @@ impl Labels {
         }
     }
 
-    /// Decides what the labels mean. Where the job leaves it open, labels with fractions are numbers, two labels may be
-    /// 0 and 1, and all others are classes.
+    /// Decides what the labels mean. If the job does not say, labels are numbers if one of them has a fraction, 0 and 1
+    /// if there are two labels and `two_are_binary` is true, and classes otherwise.
     ///
     /// # Errors
-    /// Names the first label that does not fit.
+    /// Names the first label or the setting that does not fit.
     pub(crate) fn target(self) -> Result<Target, InputError> {
         if self.kind != TargetKind::Binary
             && let Some((text, place)) = &self.not_finite
@@ -260,7 +260,8 @@ impl Target {
 }
 
 impl Target {
-    /// Gives labels that are numbers the names that equal numbers have. Earlier releases took them as they were written.
+    /// Replaces labels that are numbers by their canonical texts. Earlier releases stored labels as the files have
+    /// them.
     pub(crate) fn name_numbers(&mut self) {
         fn name<T: Copy>(labels: &mut BTreeMap<String, T>) {
             let named = labels
@@ -275,7 +276,8 @@ impl Target {
         }
     }
 
-    /// Returns whether each class is below their number, each value 0 or 1, and each scale finite.
+    /// Returns whether the target is valid: each class is below the number of classes, each binary value is 0 or 1, and
+    /// a scale is finite with a positive deviation.
     pub(crate) fn is_whole(&self) -> bool {
         match self {
             Self::Class { numbers, count } => {
@@ -289,7 +291,7 @@ impl Target {
         }
     }
 
-    /// Returns a column of so many labels that are not known: each is 0.
+    /// Returns a column of unknown labels for `samples` samples. Each label is 0.
     pub(crate) fn unknown(&self, name: &str, samples: usize) -> Column {
         match self {
             Self::Class { count, .. } => Column::category(name, vec![0; samples], *count),
@@ -301,13 +303,14 @@ impl Target {
     }
 }
 
-/// Returns a label as a finite number.
+/// Returns a label as a number; none if it is not a finite number. The labels `True` and `False` are 1 and 0.
 fn number(text: &str) -> Option<f64> {
     let number = truth_text(text).unwrap_or(text.into()).parse().ok();
     number.filter(|number: &f64| number.is_finite())
 }
 
-/// Returns the value of a label. Earlier releases took the booleans of Parquet for numbers.
+/// Returns the value of a label. Looks up booleans as `1` and `0` too, because earlier releases read the booleans of
+/// Parquet as numbers.
 fn of_label<T: Copy>(labels: &BTreeMap<String, T>, text: &str) -> Option<T> {
     let as_number = || labels.get(truth_text(text)?.as_ref());
     labels.get(text).or_else(as_number).copied()
@@ -326,7 +329,7 @@ fn each<T: Copy>(
     })
 }
 
-/// Returns a label that is a whole number, as in `3` or `3.0`.
+/// Returns a label as a whole number, as in `3` or `3.0`; none if it is not one.
 fn whole(text: &str) -> Option<u32> {
     number_text(text)?.parse().ok()
 }

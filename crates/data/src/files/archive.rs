@@ -9,22 +9,23 @@ use zip::result::ZipError;
 
 use crate::error::InputError;
 
-/// The most names of files in a message.
+/// The most file names that a message lists.
 const SHOWN: usize = 10;
 
 type Archive = ZipArchive<Cursor<Vec<u8>>>;
 
-/// A file in an archive, by the path that names both.
+/// A file in a zip archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     /// The archive.
     pub(crate) archive: PathBuf,
-    /// The file's name in it, or the end of this name.
+    /// The file's path in the archive, or the last parts of this path.
     name: String,
 }
 
 impl Member {
-    /// Returns the file that a path names, if one of the folders in it has a name that ends with `.zip`.
+    /// Returns the file in an archive that a path names; none if no folder of the path has a name that ends with
+    /// `.zip`.
     pub(crate) fn new(path: &Path) -> Option<Self> {
         let archive = path.ancestors().skip(1).find(|path| is_archive(path))?;
         Some(Self {
@@ -36,7 +37,7 @@ impl Member {
     /// Returns whether an archive with these bytes has the file.
     ///
     /// # Errors
-    /// [`InputError::Unreadable`], or [`InputError::Invalid`] if several files have a name with this end.
+    /// [`InputError::Unreadable`], or [`InputError::Invalid`] if several files match the name.
     pub(crate) fn is_in(&self, bytes: Vec<u8>) -> Result<bool, InputError> {
         Ok(self.find(&self.open(bytes)?)?.is_some())
     }
@@ -65,7 +66,8 @@ impl Member {
         ZipArchive::new(Cursor::new(bytes)).map_err(|error| self.unreadable(error))
     }
 
-    /// Returns the whole name of the file of this name, or else of the only one with a name that ends with it.
+    /// Returns the full path of the file that has exactly this name, or else of the only file whose path ends with it;
+    /// none if no file matches.
     fn find(&self, archive: &Archive) -> Result<Option<String>, InputError> {
         let mut names = names(archive).map_err(|error| self.unreadable(error))?;
         if names.contains(&self.name) {
@@ -100,7 +102,7 @@ fn names(archive: &Archive) -> Result<Vec<String>, ZipError> {
     Ok(names)
 }
 
-/// Returns a path for messages: that of a URL without user and query, which may have secrets.
+/// Returns a path as messages show it. A URL loses its user and query, which may have secrets.
 fn shown(path: &Path) -> PathBuf {
     let text = path.to_string_lossy();
     match text.contains("://") {
@@ -109,12 +111,12 @@ fn shown(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns whether a path is that of an archive, by its name.
+/// Returns whether the name of a path is that of an archive.
 pub(crate) fn is_archive(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "zip")
 }
 
-/// Returns the error of an archive that was named without a file in it. `bytes` are the archive's.
+/// Returns the error for a path that names an archive without a file in it. `bytes` has the content of the archive.
 pub(crate) fn no_member(path: &Path, bytes: Vec<u8>) -> InputError {
     let names = ZipArchive::new(Cursor::new(bytes)).and_then(|archive| names(&archive));
     let names = match names {

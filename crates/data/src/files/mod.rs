@@ -1,4 +1,4 @@
-//! From a place to bytes: files in folders, in object stores and in archives.
+//! The bytes of files in folders, in object stores and in archives.
 
 mod archive;
 mod remote;
@@ -27,25 +27,25 @@ pub(crate) struct DataFile {
     path: Arc<Path>,
     size: u64,
     content: Content,
-    /// A part that has been read, with its place.
+    /// A part of the file that has been read in advance: its offset and its bytes.
     part: Option<(u64, Arc<[u8]>)>,
 }
 
 /// The bytes of a file.
 #[derive(Clone, Debug)]
 enum Content {
-    /// They are read from the file system.
+    /// Bytes in the file system, which are read when they are needed.
     Local,
     Remote(Remote),
-    /// They were compressed.
+    /// The decompressed bytes of a compressed file.
     Memory(Arc<[u8]>),
 }
 
 impl DataFile {
-    /// Finds a file. Files that end with `.gz` or `.zst`, or are in an archive, are decompressed.
+    /// Opens a file. Decompresses a file whose name ends with `.gz` or `.zst`, or that is in an archive.
     ///
     /// # Errors
-    /// [`InputError::Unreadable`].
+    /// [`InputError::Unreadable`]; for a file in an archive, those of [`Member::read`].
     pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
         let (content, size) = match Remote::new(path).map_err(unreadable(path))? {
             _ if is_compressed(path)? => {
@@ -64,7 +64,8 @@ impl DataFile {
         })
     }
 
-    /// Reads a part of a file in an object store at once, which is then read in small pieces.
+    /// Reads a range of a file in an object store with one request. Later reads within the range need no further
+    /// request. Other files stay as they are.
     ///
     /// # Errors
     /// [`InputError::Unreadable`].
@@ -85,7 +86,7 @@ impl DataFile {
         self.size
     }
 
-    /// Returns some bytes of the file.
+    /// Returns the bytes of a range.
     ///
     /// # Errors
     /// [`InputError::Unreadable`], also if the file has become shorter.
@@ -121,7 +122,7 @@ impl DataFile {
         BufReader::with_capacity(1 << 20, reader)
     }
 
-    /// Returns a reader of a few bytes from this one on.
+    /// Returns a reader that starts at the offset `at`, for a few bytes.
     pub(crate) fn reader_from(&self, at: u64) -> BufReader<Reader> {
         BufReader::new(Reader {
             file: self.clone(),
@@ -130,7 +131,7 @@ impl DataFile {
     }
 }
 
-/// Reads a file from a place on.
+/// Reads a file from an offset on.
 pub(crate) struct Reader {
     file: DataFile,
     at: u64,
@@ -162,7 +163,8 @@ pub(crate) enum Kind {
 /// Returns what a path leads to, in the file system or in an object store.
 ///
 /// # Errors
-/// [`InputError::Unreadable`] if the object store does not say.
+/// [`InputError::Unreadable`] if an object store or an archive cannot be read; [`InputError::Invalid`] if several files
+/// of an archive match the path.
 pub(crate) fn kind(path: &Path) -> Result<Kind, InputError> {
     if let Some(member) = in_archive(path)? {
         return Ok(match member.is_in(read(&member.archive)?)? {
@@ -187,7 +189,7 @@ pub(crate) fn kind(path: &Path) -> Result<Kind, InputError> {
     })
 }
 
-/// Returns the file in an archive that a path names, if it names one.
+/// Returns the file in an archive that a path names; none if the path does not lead into an archive.
 fn in_archive(path: &Path) -> Result<Option<Member>, InputError> {
     match Member::new(path) {
         Some(member) if is_file(&member.archive)? => Ok(Some(member)),
@@ -195,7 +197,7 @@ fn in_archive(path: &Path) -> Result<Option<Member>, InputError> {
     }
 }
 
-/// Returns whether a path is one of the file system.
+/// Returns whether a path is in the file system, and not the URL of an object store.
 pub(crate) fn is_local(path: &Path) -> bool {
     !path.to_string_lossy().contains("://")
 }
@@ -208,10 +210,12 @@ pub(crate) fn is_file(path: &Path) -> Result<bool, InputError> {
     Ok(kind(path)? == Kind::File)
 }
 
-/// Returns the files that a path stands for: itself, or those that match its pattern, in the order of their names.
+/// Returns the files that a path names: the path itself, or the files that match the pattern in it, sorted by name.
+/// Hidden files do not match.
 ///
 /// # Errors
-/// [`InputError::Missing`] if no file matches; [`InputError::Invalid`] for a pattern that cannot be read.
+/// [`InputError::Missing`] if no file matches; [`InputError::Invalid`] for an invalid pattern;
+/// [`InputError::Unreadable`] if a folder cannot be read.
 pub fn matching(path: &Path) -> Result<Vec<PathBuf>, InputError> {
     let text = path.to_string_lossy();
     if !text.contains(['*', '?', '[']) || kind(path)? != Kind::Nothing {
@@ -330,7 +334,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, InputError> {
     Ok(plain)
 }
 
-/// Returns a reader of a file's bytes, as they are.
+/// Returns a reader of a file's bytes as they are stored. Does not decompress `.gz` and `.zst`.
 ///
 /// # Errors
 /// [`InputError::Unreadable`].
@@ -348,7 +352,7 @@ pub(crate) fn stored(path: &Path) -> Result<Box<dyn Read>, InputError> {
     opened.map_err(unreadable(path))
 }
 
-/// Returns whether a file is compressed, by its name, or in an archive.
+/// Returns whether a file is compressed: its name ends with `.gz` or `.zst`, or it is in an archive.
 ///
 /// # Errors
 /// As [`kind`].
@@ -356,17 +360,17 @@ pub(crate) fn is_compressed(path: &Path) -> Result<bool, InputError> {
     Ok(is_gzipped(path) || is_zstandard(path) || in_archive(path)?.is_some())
 }
 
-/// Returns whether a file is compressed by gzip, by its name.
+/// Returns whether the name of a file is that of a gzip file.
 pub(crate) fn is_gzipped(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gz")
 }
 
-/// Returns whether a file is compressed by Zstandard, by its name.
+/// Returns whether the name of a file is that of a Zstandard file.
 fn is_zstandard(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "zst")
 }
 
-/// Returns a function that makes errors of a file.
+/// Returns a function that converts an I/O error to the error of this file.
 pub(crate) fn unreadable(path: &Path) -> impl Fn(io::Error) -> InputError + '_ {
     |source| InputError::Unreadable {
         path: match is_local(path) {

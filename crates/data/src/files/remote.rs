@@ -1,4 +1,4 @@
-//! Files in object stores, which a data source reads as it reads those of the file system.
+//! Files in object stores. Data sources read them like files in the file system.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 /// The buckets that have been opened, by their names.
 static BUCKETS: LazyLock<Mutex<HashMap<String, Bucket>>> = LazyLock::new(Mutex::default);
 
-/// The runtime of all requests. Data is read on threads without one.
+/// The Tokio runtime of all requests. The threads that read data are outside of any runtime.
 static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
     let mut runtime = Builder::new_multi_thread();
     runtime.worker_threads(1).thread_name("object-store");
@@ -42,10 +42,10 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// Returns the file or folder that a path names, if the path is a URL.
+    /// Returns the file or folder that a URL names; none if the path is no URL.
     ///
     /// # Errors
-    /// A URL of another kind, or settings of the object store that make no sense.
+    /// If the URL does not name a place in an object store, or if the settings of the object store are invalid.
     pub(crate) fn new(path: &Path) -> io::Result<Option<Self>> {
         let Some(url) = path.to_str().filter(|text| text.contains("://")) else {
             return Ok(None);
@@ -89,7 +89,7 @@ impl Remote {
         }
     }
 
-    /// Returns the folders and the files in a folder; none of either if it does not exist.
+    /// Returns the folders and the files in a folder. Both lists are empty if the folder does not exist.
     pub(crate) fn list(&self) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (objects, path) = (self.objects.clone(), self.path.clone());
         let found: ListResult = self.wait(async move {
@@ -145,7 +145,7 @@ impl Remote {
     }
 }
 
-/// Converts a storage's error; its place is that of the error that it becomes part of.
+/// Converts an error of the storage crate. The text leaves out the location, which the error around it names.
 fn refused(error: StorageError) -> io::Error {
     let kind = match &error {
         StorageError::NotFound(_) => io::ErrorKind::NotFound,

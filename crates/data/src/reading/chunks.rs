@@ -1,7 +1,8 @@
 //! Data sets of files that are read in chunks: held in memory, or read anew in each pass (`data.stream`).
 //!
-//! A format says how its files are cut (`Chunks`) and how what is parsed becomes samples (`Format`). This file makes a
-//! data set of it: which samples are held out, what a format learns from the samples, and where they are kept.
+//! A format cuts its files into chunks (`Chunks`) and turns parsed chunks into samples (`Format`). This module makes a
+//! data set of both: it chooses the samples that are held out, passes the samples to the format to learn from, and
+//! either keeps the samples in memory or leaves them in their files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,14 +19,15 @@ pub(crate) use crate::samples::stream::Chunk;
 use crate::samples::stream::{Load, Loaded, Streamed};
 use crate::source::DataSetup;
 
-/// The bytes of a chunk, at most: many chunks fit into a window, so that streamed samples are well mixed.
+/// The largest target size of a chunk in bytes. Many chunks fit into a window, so that streamed samples are well mixed.
 const LARGEST: u64 = 4 << 20;
-/// The chunks of a window, at least.
+/// The least number of chunks of target size in a window.
 const OF_A_WINDOW: u64 = 16;
-/// The chunks of all files to train on, about: small files have some as well, so that some can be held out.
+/// The approximate least number of chunks of all training files. Small files have several chunks too, so that some can
+/// be held out.
 const OF_ALL: u64 = 64;
 
-/// Returns the bytes that a chunk of these files is to have.
+/// Returns the target size in bytes of the chunks of these files.
 pub(crate) fn size(setup: &DataSetup, files: &[DataFile]) -> u64 {
     if !setup.settings.stream {
         return LARGEST;
@@ -42,8 +44,9 @@ pub(crate) trait Chunks: Send + Sync + 'static {
     /// Samples in the form of the file.
     type Parsed;
 
-    /// Returns whether a chunk is parsed whole as it is read, and takes no more memory than [`Chunk::bytes`] as samples. Chunks of streamed
-    /// data are then decoded by the thread that reads them. Otherwise each worker parses its own samples alone.
+    /// Returns whether reading a chunk parses the whole chunk, and its samples take no more memory than
+    /// [`Chunk::bytes`]. If so, the thread that reads a streamed chunk also decodes it. Otherwise each worker parses
+    /// only its own samples.
     fn decodes_whole(&self) -> bool {
         false
     }
@@ -57,13 +60,13 @@ pub(crate) trait Chunks: Send + Sync + 'static {
     /// [`InputError`] names the file.
     fn read(&self, chunk: usize) -> Result<Self::Raw, InputError>;
 
-    /// Parses the samples of a chunk with these numbers, in this order.
+    /// Parses the samples at these indices in a chunk, in this order.
     ///
     /// # Errors
     /// [`InputError`] names the file and the place in it.
     fn parse(&self, raw: &Self::Raw, samples: &[u32]) -> Result<Self::Parsed, InputError>;
 
-    /// Parses all samples of a chunk.
+    /// Parses all samples of a chunk. `samples` has their indices.
     ///
     /// # Errors
     /// As [`Self::parse`].
@@ -71,11 +74,11 @@ pub(crate) trait Chunks: Send + Sync + 'static {
         self.parse(&raw, samples)
     }
 
-    /// Hands values to `hash` by which workers notice that their files differ.
+    /// Passes values to `hash` that differ between workers with different files.
     fn digest(&self, hash: &mut dyn FnMut(&[u8]));
 }
 
-/// Makes samples of what is parsed.
+/// Converts parsed samples to samples in memory.
 pub(crate) type Decode<P> = Arc<dyn Fn(P) -> Result<InMemory, InputError> + Send + Sync>;
 
 /// A format that learns from the data how to decode it.
@@ -83,28 +86,28 @@ pub(crate) trait Format {
     /// Samples in the form of the file.
     type Parsed;
 
-    /// Returns false if there is nothing to learn. Streamed samples are then not read before training.
+    /// Returns whether the format has anything to learn. If not, streamed samples are not read before training.
     fn learns(&self) -> bool {
         true
     }
 
-    /// Looks at parsed samples. Each sample of all files is seen once.
+    /// Learns from parsed samples. Each sample of all files is passed once, held-out samples included.
     ///
     /// # Errors
     /// Names a sample that does not fit.
     fn learn(&mut self, parsed: &Self::Parsed, subset: Subset) -> Result<(), InputError>;
 
-    /// Returns how samples are decoded, and what later data is read with.
+    /// Returns the function that decodes samples, and the parameters with which later data is read, if there are any.
     ///
     /// # Errors
-    /// Names what does not fit.
+    /// Names the sample or setting that does not fit.
     fn finish(self) -> Result<(Decode<Self::Parsed>, Option<Fitted>), InputError>;
 }
 
 /// The subset of a data set that parsed samples belong to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Subset<'a> {
-    /// A file to train on: these samples of it. Its other samples are held out.
+    /// Samples of a training file. The samples at these indices are trained on, and the others are held out.
     Training(&'a [u32]),
     /// A file of samples that are held out.
     HeldOut,
@@ -113,9 +116,9 @@ pub(crate) enum Subset<'a> {
 /// The files of a data set, cut into chunks.
 pub(crate) struct Files<'a, C> {
     pub(crate) training: C,
-    /// The samples that are held out, if they have files of their own.
+    /// The files of the held-out samples; none if the held-out samples are taken from the training files.
     pub(crate) evaluation: Option<C>,
-    /// The place of the data.
+    /// The path or URL of the data.
     pub(crate) place: &'a Path,
 }
 
@@ -216,7 +219,8 @@ impl<C: Chunks> Files<'_, C> {
         })
     }
 
-    /// Leaves the samples in their files. Without files of held-out samples, whole chunks are held out.
+    /// Leaves the samples in their files. If the held-out samples have no files of their own, whole chunks are held
+    /// out.
     fn stream(
         self,
         setup: &DataSetup,
@@ -267,7 +271,7 @@ impl<C: Chunks> Files<'_, C> {
     }
 }
 
-/// Returns the fields of samples, as the first one of a chunk has them.
+/// Returns the fields of the samples, taken from the first sample of a chunk.
 fn signature<C: Chunks>(
     files: &C,
     chunk: u32,
@@ -277,8 +281,8 @@ fn signature<C: Chunks>(
     Ok(decode(files.parse(&raw, &[0])?)?.signature())
 }
 
-/// Returns a data set of chunks that are read in each pass: files, and the numbers of those to train on, and the same of
-/// those that are held out. There is at least one of each.
+/// Returns a data set of chunks that are read anew in each pass. `training` and `evaluation` each have files and the
+/// indices of at least one of their chunks.
 ///
 /// # Errors
 /// Those of the first chunks; [`InputError::Invalid`] if their fields differ.
@@ -315,7 +319,7 @@ pub(crate) fn streamed<C: Chunks>(
     })
 }
 
-/// Some chunks of files, with the way to decode them.
+/// Some chunks of files, with the function that decodes them.
 struct SomeChunks<C: Chunks> {
     files: Arc<C>,
     decode: Decode<C::Parsed>,
@@ -342,7 +346,7 @@ impl<C: Chunks> Load for SomeChunks<C> {
     }
 }
 
-/// A chunk in memory.
+/// A chunk that has been read but not parsed.
 struct ChunkInMemory<C: Chunks> {
     source: Arc<SomeChunks<C>>,
     raw: C::Raw,
@@ -354,7 +358,7 @@ impl<C: Chunks> Loaded for ChunkInMemory<C> {
     }
 }
 
-/// The samples of a chunk.
+/// The decoded samples of a chunk.
 struct DecodedChunk(InMemory);
 
 impl Loaded for DecodedChunk {
@@ -363,7 +367,7 @@ impl Loaded for DecodedChunk {
     }
 }
 
-/// Parses all samples of a chunk, and returns them with their numbers.
+/// Parses all samples of a chunk, and returns them with their indices.
 fn parse<C: Chunks>(files: &C, chunk: u32) -> Result<(C::Parsed, Vec<u32>), InputError> {
     // First the chunk, which is not as large as a damaged file promises.
     let raw = files.read(chunk as usize)?;
@@ -376,7 +380,7 @@ fn parse_all<C: Chunks>(files: &C) -> Result<Vec<C::Parsed>, InputError> {
     chunks.map(|chunk| Ok(parse(files, chunk)?.0)).collect()
 }
 
-/// Decodes samples, and frees what was parsed on the way.
+/// Decodes the parsed chunks one after another, and frees each of them after it is decoded.
 fn decode_all<P>(parsed: Vec<P>, decode: &Decode<P>) -> Result<InMemory, InputError> {
     let mut all: Option<InMemory> = None;
     for parsed in parsed {

@@ -8,25 +8,25 @@ use crate::error::InputError;
 use crate::files::DataFile;
 use crate::place::Place;
 
-/// The bytes of a file that are read at once, at least.
+/// The least number of bytes that are read at once.
 const PIECE: u64 = 1 << 20;
 
-/// The longest row that is read.
+/// The most bytes that a row can have.
 const LONGEST_ROW: usize = 1 << 28;
 
 /// The rows of a file, from its beginning.
 pub(crate) struct FileRows<'a> {
     file: &'a DataFile,
     delimiter: u8,
-    /// A piece of the file, and where it begins there.
+    /// A piece of the file, which begins at the offset `start`.
     piece: Vec<u8>,
     start: u64,
-    /// The end of the last row in the piece, and the lines before that end.
+    /// The end of the last row in the piece, and the number of the file's lines before this end.
     at: usize,
     lines: u64,
-    /// The checksum of what has been read.
+    /// The checksum of all bytes that have been read.
     crc: crc32fast::Hasher,
-    /// The bytes that are read at once, at least.
+    /// The least number of bytes that are read at once.
     at_once: u64,
 }
 
@@ -44,7 +44,8 @@ impl<'a> FileRows<'a> {
         }
     }
 
-    /// Returns the next row and the number of its line. [`Self::bytes`] has the bytes of the row until the next call.
+    /// Returns the next row and its line number; none at the end of the file. [`Self::bytes`] has the bytes of the row
+    /// until the next call.
     ///
     /// # Errors
     /// If the file cannot be read, or a quote is left open.
@@ -95,17 +96,17 @@ impl<'a> FileRows<'a> {
         }
     }
 
-    /// Returns the bytes of the newest row.
+    /// Returns the bytes of the row that was returned last.
     pub(crate) fn bytes(&self, row: &Row) -> &[u8] {
         &self.piece[row.bytes.clone()]
     }
 
-    /// Returns the place of a row in the file.
+    /// Returns the offset of a row in the file.
     pub(crate) fn byte(&self, row: &Row) -> u64 {
         self.start + row.bytes.start as u64
     }
 
-    /// Returns the checksum of what has been read.
+    /// Returns the checksum of all bytes that have been read.
     pub(crate) fn crc(self) -> u32 {
         self.crc.finalize()
     }
@@ -117,7 +118,7 @@ impl<'a> FileRows<'a> {
     }
 }
 
-/// Returns the number of ends of lines in a text.
+/// Returns the number of line breaks in a text.
 pub(crate) fn lines_in(text: &[u8]) -> u64 {
     match text {
         [b'\n'] | [b'\r', b'\n'] => 1,

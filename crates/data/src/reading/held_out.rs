@@ -1,4 +1,4 @@
-//! The samples that are held out of data without a file of their own.
+//! The choice of the held-out samples, in data where they have no file of their own.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use crate::samples::memory;
 use crate::shuffle;
 use crate::source::DataSetup;
 
-/// The samples of a file that are held out.
+/// The way to choose the held-out samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeldOut {
-    /// A share that the job's seed chooses.
+    /// A random share, chosen by the job's seed.
     Random,
-    /// The last share: the samples are in the order of time.
+    /// The last share, for samples in chronological order.
     Last,
 }
 
 impl HeldOut {
-    /// Returns the numbers of the samples, or of other units, to train on, and of those that are held out. `path` is the
-    /// place of the data.
+    /// Splits samples, or other units. Returns the indices of those to train on, and the indices of those that are held
+    /// out. `path` names the data in messages.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if there are less than two, or more than can be numbered.
+    /// [`InputError::Invalid`] if there are fewer than two samples, or more than `u32::MAX`.
     pub(crate) fn split(
         self,
         samples: usize,
@@ -41,10 +41,10 @@ impl HeldOut {
     }
 }
 
-/// Returns the numbers of the samples to train on, and of a share that is held out, chosen by a seed.
+/// Returns the indices of the samples to train on, and the indices of a held-out share that `seed` chooses.
 ///
 /// # Errors
-/// [`InputError::Invalid`] if there are less than two samples, or more than can be numbered.
+/// [`InputError::Invalid`] if there are fewer than two samples, or more than `u32::MAX`.
 pub(crate) fn split(
     samples: usize,
     setup: &DataSetup,
@@ -58,7 +58,7 @@ pub(crate) fn split(
     Ok((training, evaluation))
 }
 
-/// Returns the number of the first sample that is held out, if the last share of the samples is. At least one sample is
+/// Returns the index of the first held-out sample if the last share of the samples is held out. At least one sample is
 /// held out, and at least one is not.
 fn first_held_out(samples: usize, setup: &DataSetup, path: &Path) -> Result<usize, InputError> {
     if samples < 2 {

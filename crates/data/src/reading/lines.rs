@@ -1,4 +1,4 @@
-//! Text files of a line for each sample, cut into chunks of whole lines.
+//! Text files with one sample per line, cut into chunks of whole lines.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::reading::chunks::{Chunk, Chunks};
 /// The most bytes that are read at once to find the lines.
 const PIECE: u64 = 1 << 20;
 
-/// The bytes with which some editors begin a file of UTF-8. They are no part of its first line.
+/// The byte order mark with which some editors begin UTF-8 files. It is not part of the first line.
 pub(crate) const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
 
 /// Returns whether a line has a sample.
@@ -29,11 +29,11 @@ pub(crate) struct Lines {
     is_sample: IsSample,
 }
 
-/// A chunk's place.
+/// The place of a chunk in its file.
 struct Part {
     file: usize,
     bytes: Range<u64>,
-    /// The number of its first line.
+    /// The number of the chunk's first line.
     first: u64,
     crc: u32,
 }
@@ -42,14 +42,14 @@ struct Part {
 pub(crate) struct Text {
     file: Arc<Path>,
     content: Vec<u8>,
-    /// The bytes and the number of each line with a sample.
+    /// The bytes and the line number of each sample.
     lines: Vec<(Range<usize>, u64)>,
 }
 
 /// Copies of some lines of a chunk, in the order of the selected samples.
 pub(crate) struct Selected {
     text: String,
-    /// The end of each line in the text.
+    /// The end of each line in `text`.
     ends: Vec<usize>,
 }
 
@@ -64,10 +64,10 @@ impl Selected {
 }
 
 impl Lines {
-    /// Finds the lines of files, and cuts them into chunks of about so many bytes.
+    /// Finds the lines of files, and cuts the files into chunks of about `size` bytes.
     ///
     /// # Errors
-    /// [`InputError::Unreadable`]; [`InputError::Line`] for a file without samples.
+    /// [`InputError::Unreadable`]; [`InputError::Line`] if no file has a sample.
     pub(crate) fn open(
         files: Vec<DataFile>,
         size: u64,
@@ -120,7 +120,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Adds the lines of a chunk, unless they have no sample. Returns their number.
+    /// Adds a chunk, unless it has no sample. Returns the number of its lines.
     fn add(&mut self, start: u64, content: &[u8], first: u64) -> u64 {
         let (mut samples, mut lines) = (0, 0);
         for line in split(content) {
@@ -200,7 +200,7 @@ impl Text {
     }
 }
 
-/// Returns the error of a file that is no longer as it was.
+/// Returns the error for a file that has changed since it was opened.
 pub(crate) fn changed(file: &Path) -> InputError {
     InputError::Invalid(format!(
         "{} has changed since the training began; leave the files of a job as they are, and train again",
@@ -208,7 +208,7 @@ pub(crate) fn changed(file: &Path) -> InputError {
     ))
 }
 
-/// Returns the lines of a text, without their ends.
+/// Returns the range of bytes of each line of a text, without the line endings.
 fn split(content: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut start = 0;
     let ends = memchr_iter(b'\n', content).chain(
@@ -225,10 +225,10 @@ fn split(content: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// Parses lines with samples.
+/// Parses the samples at these indices in a chunk.
 type Parse<P> = Box<dyn Fn(&Text, &[u32]) -> Result<P, InputError> + Send + Sync>;
 
-/// Text files of a format.
+/// Text files of one format.
 pub(crate) struct TextFiles<P> {
     lines: Lines,
     parse: Parse<P>,

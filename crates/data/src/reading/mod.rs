@@ -1,4 +1,4 @@
-//! The files of a data set, and the parts in which they are read.
+//! The files of a data set, and the chunks and rows in which they are read.
 
 pub(crate) mod chunks;
 pub(crate) mod file_rows;

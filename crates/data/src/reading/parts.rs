@@ -1,4 +1,4 @@
-//! The files of a data set: those to train on, and those with the samples that are held out.
+//! The files of a data set: the training files, and the file with the held-out samples.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,10 +9,11 @@ use crate::files::{
 };
 use crate::source::DataSetup;
 
-/// Opens the files that samples are read from in chunks.
+/// Opens files whose samples are read in chunks.
 ///
 /// # Errors
-/// [`InputError::Unreadable`]; [`InputError::Invalid`] for a compressed file of streamed data.
+/// [`InputError::Unreadable`]; [`InputError::Invalid`] for a compressed file of streamed data, and for an archive if
+/// the path does not name a file in it.
 pub(crate) fn open(setup: &DataSetup, paths: &[PathBuf]) -> Result<Vec<DataFile>, InputError> {
     for path in paths {
         if setup.settings.stream && is_compressed(path)? {
@@ -30,21 +31,21 @@ pub(crate) fn open(setup: &DataSetup, paths: &[PathBuf]) -> Result<Vec<DataFile>
 
 /// The files of a data set.
 pub(crate) struct Parts {
-    /// The place that was named.
+    /// The path of the data, as `data.dir` gives it.
     pub(crate) place: PathBuf,
-    /// Those to train on, in the order of their names.
+    /// The training files, sorted by name.
     pub(crate) training: Vec<PathBuf>,
-    /// The one with the samples that are held out, if they have a file of their own.
+    /// The file with the held-out samples; none if these samples have no file of their own.
     pub(crate) evaluation: Option<PathBuf>,
 }
 
-/// Finds the files of `data.dir`: a file, a pattern of names, or a folder with one file to train on. `data.options` may
-/// name both parts, as `train` and `test`. `twin` returns the name of the file with the held-out samples beside one to
-/// train on.
+/// Finds the files of `data.dir`, which is a file, a pattern of file names, or a folder with one training file.
+/// `data.options` may name the training files as `train`, and the file with the held-out samples as `test`. Without
+/// `test`, the file that `twin` returns for a single training file has the held-out samples, if it exists.
 ///
 /// # Errors
-/// [`InputError::Missing`] if there is no such file; [`InputError::Invalid`] if there are several, or if a name is no
-/// text.
+/// [`InputError::Missing`] if a file does not exist; [`InputError::Invalid`] if a folder has several training files, or
+/// if an option does not name a file in the folder of the data.
 pub(crate) fn find(
     setup: &DataSetup,
     twin: impl Fn(&Path) -> PathBuf,
@@ -102,7 +103,7 @@ pub(crate) fn find(
     })
 }
 
-/// Returns whether two paths are equal but for a dot at their beginning, which patterns leave out.
+/// Returns whether two paths are equal apart from a leading `.`, which paths that match a pattern lack.
 fn is_same(a: &Path, b: &Path) -> bool {
     let plain = |path: &Path| -> PathBuf {
         let parts = path.components();
@@ -111,8 +112,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     plain(a) == plain(b)
 }
 
-/// Returns the one file in a folder that is no other's twin. Files with names that begin with a dot, and descriptions, do
-/// not count.
+/// Returns the only file in a folder that is not the twin of another file. Hidden files and descriptions do not count.
 fn the_one(folder: &Path, twin: &impl Fn(&Path) -> PathBuf) -> Result<PathBuf, InputError> {
     let files = in_folder(folder)?;
     let is_twin = |path: &PathBuf| {

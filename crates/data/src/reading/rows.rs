@@ -1,5 +1,6 @@
-//! Rows of CSV files (RFC 4180) and their fields. Quotes count where they begin a field, as the crate `csv` has it, with which the tests
-//! compare this. That crate looks at each byte in turn; this finds the bytes that matter with SIMD instructions.
+//! Rows of CSV files (RFC 4180) and their fields. A quote counts only at the beginning of a field, as in the crate
+//! `csv`, with which the tests compare this module. That crate examines each byte in turn; this module finds the
+//! relevant bytes with SIMD instructions.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,11 +10,11 @@ use memchr::{memchr, memchr_iter, memchr3};
 /// A row in a text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
-    /// Its bytes, without the end of the line.
+    /// The bytes of the row, without the end of the line.
     pub(crate) bytes: Range<usize>,
     /// True if a field is quoted.
     pub(crate) quoted: bool,
-    /// What ends it.
+    /// What ends the row.
     pub(crate) end: End,
 }
 
@@ -28,7 +29,7 @@ pub(crate) enum End {
     OpenQuote,
 }
 
-/// Returns the first row of a text from this byte on; none if there is none. Blank lines are no rows.
+/// Returns the first row of a text from the byte `from` on; none if no row is left. Blank lines are no rows.
 pub(crate) fn next_row(text: &[u8], from: usize, delimiter: u8) -> Option<Row> {
     let is_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
     let start = from + text[from..].iter().position(|byte| !is_end(byte))?;
@@ -57,7 +58,8 @@ pub(crate) fn next_row(text: &[u8], from: usize, delimiter: u8) -> Option<Row> {
     row(text.len(), quoted, End::Text)
 }
 
-/// Returns the place of the quote that closes the one at this place. Two quotes in a row stand for one and close nothing.
+/// Returns the index of the quote that closes the quote at `opening`; none if the quote is left open. Two adjacent
+/// quotes stand for one quote, and close nothing.
 fn closing_quote(text: &[u8], opening: usize) -> Option<usize> {
     let mut at = opening + 1;
     loop {
@@ -69,7 +71,8 @@ fn closing_quote(text: &[u8], opening: usize) -> Option<usize> {
     }
 }
 
-/// Hands the number and the text of each field of a row to `each`, without quotes and blanks around it. Returns the number of fields.
+/// Passes the index and the text of each field of a row to `each`, without surrounding quotes and blanks. Returns the
+/// number of fields.
 ///
 /// # Errors
 /// Those of `each`.
@@ -100,7 +103,7 @@ pub(crate) fn each_field<E>(
     Ok(count + 1)
 }
 
-/// Returns a text without blanks around it. Most fields have none, and are not searched for them.
+/// Returns a text without surrounding blanks. For most fields, a look at the first and the last byte is enough.
 fn trim(field: &str) -> &str {
     match (field.as_bytes().first(), field.as_bytes().last()) {
         (Some(b'!'..=b'~'), Some(b'!'..=b'~')) => field,
@@ -108,7 +111,8 @@ fn trim(field: &str) -> &str {
     }
 }
 
-/// Returns the field of a row that begins at this byte, and the place of the delimiter behind it, if there is one.
+/// Returns the field of a row that begins at the byte `start`, and the index of the delimiter behind the field, if
+/// there is one.
 fn field(row: &str, start: usize, delimiter: u8) -> (Cow<'_, str>, Option<usize>) {
     let bytes = row.as_bytes();
     let delimiter_from = |at: usize| memchr(delimiter, &bytes[at..]).map(|found| at + found);

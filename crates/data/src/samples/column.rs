@@ -8,32 +8,33 @@ use shared_proto::payload;
 use super::field::{Field, Scale, ValueType};
 use crate::error::InputError;
 
-/// The values that are converted to bytes at once for the digest.
+/// The number of values that are converted to bytes at once for the digest.
 const DIGEST_PART: usize = 1 << 16;
 
-/// A field of all samples, as small as its values come.
+/// A field of all samples, with its values in their own type, for example bytes.
 #[derive(Clone, Debug)]
 pub struct Column {
     field: Field,
     values: Values,
-    /// Bytes alone: a batch has each divided by this number, as `f32`.
+    /// For bytes that become `f32` in a batch: the number by which each byte is divided. None if a batch has the values
+    /// as they are.
     divisor: Option<f32>,
-    /// Ragged fields: the place at which each sample begins, and the end of the last one.
+    /// For ragged fields: the index of the first value of each sample, and then the end of the last sample.
     offsets: Option<Vec<usize>>,
-    /// Ragged fields: a weight of each value.
+    /// For ragged fields: the weight of each value; none if all values have the same weight.
     weights: Option<Vec<f32>>,
 }
 
-/// A column as a batch has it.
+/// A column of a batch.
 #[derive(Clone, Debug)]
 pub struct BatchColumn {
-    /// Its name, and the shape of each sample.
+    /// The column's name, and the type and shape of its values in each sample.
     pub field: Field,
     /// The values of all samples, one after the other.
     pub values: Values,
-    /// Ragged fields: the place in `values` at which each sample begins, and the end of the last one.
+    /// For ragged fields: the index in `values` of the first value of each sample, and then the end of the last sample.
     pub offsets: Option<Vec<usize>>,
-    /// Ragged fields: a weight of each value, if they differ.
+    /// For ragged fields: the weight of each value; none if all values have the same weight.
     pub weights: Option<Vec<f32>>,
 }
 
@@ -65,7 +66,7 @@ macro_rules! for_each_type {
     };
 }
 
-/// Makes values of the same type from values of each type.
+/// Runs the same expression for values of each type. The results become values of the same type.
 macro_rules! map_type {
     ($of:expr, $values:ident => $body:expr) => {
         match $of {
@@ -84,7 +85,7 @@ impl Values {
         for_each_type!(self, values => values.len())
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -102,12 +103,12 @@ impl Values {
 }
 
 impl Column {
-    /// Returns a column of numbers of this shape in each sample, sample after sample.
+    /// Returns a column of numbers. Each sample has this shape, and `values` has one sample after another.
     pub fn numbers(name: &str, shape: Vec<usize>, values: Vec<f32>) -> Self {
         Self::new(Field::numbers(name, shape), Values::F32(values))
     }
 
-    /// Returns a column of bytes, for example of pictures. A batch has each byte divided by `divisor`, as `f32`.
+    /// Returns a column of bytes, for example of pictures. A batch has each byte as an `f32`, divided by `divisor`.
     pub fn bytes(name: &str, shape: Vec<usize>, values: Vec<u8>, divisor: f32) -> Self {
         Self {
             divisor: Some(divisor),
@@ -134,22 +135,23 @@ impl Column {
         Self::new(field, values)
     }
 
-    /// Says how the values of a target were changed.
+    /// Sets the scale by which the values of a target have been standardised.
     #[must_use]
     pub fn scaled(mut self, scale: Option<Scale>) -> Self {
         self.field.scale = scale;
         self
     }
 
-    /// Says that the values are ids below a number.
+    /// Marks the values as ids, each below `categories`.
     #[must_use]
     pub fn below(mut self, categories: u64) -> Self {
         self.field.categories = Some(categories);
         self
     }
 
-    /// Returns a column of any number of ids in each sample. Sample `i` has those from `offsets[i]` to
-    /// `offsets[i + 1]`; `weights` has one for each id, if they differ. Each id is below `categories`, if that is given.
+    /// Returns a column with a list of ids, of any length, for each sample. Sample `i` has the ids from `offsets[i]` to
+    /// `offsets[i + 1]`. `weights` has the weight of each id; none if all ids have the same weight. If `categories` is
+    /// given, each id is below it.
     pub fn ragged(
         name: &str,
         ids: Values,
@@ -180,7 +182,7 @@ impl Column {
         }
     }
 
-    /// Returns what the column holds.
+    /// Returns the column's field: its name, and the type and shape of its values.
     pub fn field(&self) -> &Field {
         &self.field
     }
@@ -188,7 +190,8 @@ impl Column {
     /// Returns the number of samples.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if the values are no whole number of samples, or an id is not below their number.
+    /// [`InputError::Invalid`] if the values are no whole number of samples, if offsets or weights do not fit the
+    /// values, or if an id is not below the number of categories.
     pub fn samples(&self) -> Result<usize, InputError> {
         let (name, found) = (&self.field.name, self.values.len());
         let wrong = |what| Err(InputError::Invalid(format!("{name:?}: {what}")));
@@ -217,7 +220,7 @@ impl Column {
         }
     }
 
-    /// Returns the first id that is not below a limit.
+    /// Returns the first id that is not a whole number below `limit`; none if all are.
     fn beyond(&self, limit: u64) -> Option<String> {
         let ids = |id: &i128| *id < 0 || *id >= i128::from(limit);
         let integer = |id: Option<i128>| id.map(|id| id.to_string());
@@ -233,12 +236,12 @@ impl Column {
         }
     }
 
-    /// Returns the values as they are held.
+    /// Returns the values in the type in which the column holds them.
     pub(crate) fn plain_values(&self) -> &Values {
         &self.values
     }
 
-    /// Returns the values as a batch has them.
+    /// Converts the column to a column of a batch.
     pub fn into_batch(self) -> BatchColumn {
         BatchColumn {
             values: match (self.values, self.divisor) {
@@ -254,7 +257,7 @@ impl Column {
         }
     }
 
-    /// Returns the samples with these numbers, in this order, as a column of their own.
+    /// Copies the samples at these indices, in this order, to a new column.
     pub(crate) fn select(&self, samples: &[u32]) -> Self {
         let (values, offsets, weights) = match &self.offsets {
             None => {
@@ -307,7 +310,7 @@ impl Column {
         }
     }
 
-    /// Hands the content to `hash`, as the data's digest has it.
+    /// Passes the content to `hash`, for the digest of the data.
     pub(crate) fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
         match &self.values {
             Values::U8(values) => hash(values),
@@ -354,15 +357,15 @@ fn ranges<'a>(offsets: &'a [usize], samples: &'a [u32]) -> impl Iterator<Item = 
     samples.iter().map(range)
 }
 
-/// Returns the values of these samples, of which each has any number.
+/// Returns the values of these samples of a ragged field.
 fn parts<T: Copy>(values: &[T], offsets: &[usize], samples: &[u32]) -> Vec<T> {
     let parts = ranges(offsets, samples).map(|range| &values[range]);
     parts.flatten().copied().collect()
 }
 
-/// Returns the numbers of so many rows, row by row.
+/// Converts columns of `rows` numbers each to a vector of rows.
 pub(crate) fn by_rows(columns: &[Vec<f32>], rows: usize) -> Vec<f32> {
-    /// Rows that are written together, so that they stay in the cache until all columns are there.
+    /// The number of rows that are written together, so that they stay in the cache until all columns are written.
     const BLOCK: usize = 128;
     let mut all = vec![0.0; rows * columns.len()];
     for (block, start) in all

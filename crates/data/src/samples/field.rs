@@ -1,4 +1,4 @@
-//! The parts of a sample, by name.
+//! The named fields of a sample.
 
 use std::fmt;
 
@@ -33,13 +33,13 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// The change of a target: the model learns `(label - mean) / deviation`.
+/// The standardisation of a target: the model learns `(label - mean) / deviation`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scale {
     /// The mean of the training labels.
     pub mean: f64,
-    /// Their standard deviation, or 1 if all are equal.
+    /// The standard deviation of the training labels, or 1 if all labels are equal.
     pub deviation: f64,
 }
 
@@ -58,17 +58,18 @@ impl Scale {
 /// A part of each sample: an input of the model, or a target.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
-    /// Its name, as in the data: a column, or `image`.
+    /// The name of the field in the data, for example the name of a column, or `image`.
     pub name: String,
-    /// The type of its values in a batch.
+    /// The type of the values in a batch.
     pub values: ValueType,
-    /// Its shape in one sample; empty for a single value.
+    /// The shape of the values in one sample; empty for a single value.
     pub shape: Vec<usize>,
-    /// For ids: each is below this number.
+    /// The number below which all ids are; 2 for a target that is 0 or 1; none for other numbers, and for ids without a
+    /// limit.
     pub categories: Option<u64>,
     /// True if samples have different numbers of values.
     pub ragged: bool,
-    /// For targets that are numbers: how they were changed.
+    /// The standardisation of a target of numbers; none if the model learns the labels as they are.
     pub scale: Option<Scale>,
 }
 
@@ -111,12 +112,12 @@ impl Field {
     }
 }
 
-/// The parts of each sample of a data set.
+/// The fields of each sample of a data set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Signature {
     /// The inputs of the model.
     pub inputs: Vec<Field>,
-    /// What the model is to predict.
+    /// The targets that the model predicts.
     pub targets: Vec<Field>,
 }
 
@@ -127,18 +128,18 @@ impl Signature {
         names.join(", ")
     }
 
-    /// Returns the input of data that has a single one.
+    /// Returns the only input.
     ///
     /// # Errors
-    /// [`InputError::Fields`] lists the inputs otherwise.
+    /// [`InputError::Fields`] lists the inputs if there is not exactly one.
     pub fn input(&self) -> Result<&Field, InputError> {
         only(&self.inputs, "input")
     }
 
-    /// Returns the target of data that has a single one.
+    /// Returns the only target.
     ///
     /// # Errors
-    /// [`InputError::Fields`] lists the targets otherwise.
+    /// [`InputError::Fields`] lists the targets if there is not exactly one.
     pub fn target(&self) -> Result<&Field, InputError> {
         only(&self.targets, "target")
     }

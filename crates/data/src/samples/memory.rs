@@ -31,12 +31,12 @@ use crate::shuffle;
 pub struct InMemory {
     pub(crate) inputs: Vec<Column>,
     pub(crate) targets: Vec<Column>,
-    /// The weight of each sample in the loss, if they differ.
+    /// The weight of each sample in the loss; none if all samples have the same weight.
     weights: Option<Vec<f32>>,
     count: usize,
-    /// False if workers need not have the same samples.
+    /// False if the data's digest leaves these samples out.
     compared: bool,
-    /// The order that was read last.
+    /// The order of the last read, and the index of the sample at each position in it.
     order: Option<(Order, Vec<u32>)>,
 }
 
@@ -44,8 +44,9 @@ impl InMemory {
     /// Returns samples of these columns.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] names a column with another number of samples than the first, one with a name that
-    /// occurs twice, or one with values that do not fit; there may be at most `u32::MAX` samples.
+    /// [`InputError::Invalid`] if there is no input or no target, if there are more than `u32::MAX` samples, or if a
+    /// column has a different number of samples than the first column, a name that occurs twice, or values that do not
+    /// fit.
     pub fn new(inputs: Vec<Column>, targets: Vec<Column>) -> Result<Self, InputError> {
         let count = checked_count(inputs.iter().chain(&targets))?;
         if inputs.is_empty() || targets.is_empty() {
@@ -56,7 +57,7 @@ impl InMemory {
         Self::of(inputs, targets, count)
     }
 
-    /// Returns samples without targets, to predict these.
+    /// Returns samples without targets, for predictions.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -75,7 +76,8 @@ impl InMemory {
         Ok(Self::of_checked(inputs, targets, None, count))
     }
 
-    /// Returns so many samples of columns that have been checked: they fit each other, and ids and weights are valid.
+    /// Returns `count` samples of columns that have been checked: all columns have this number of samples, and all ids
+    /// and weights are valid.
     pub(crate) fn of_checked(
         inputs: Vec<Column>,
         targets: Vec<Column>,
@@ -95,7 +97,8 @@ impl InMemory {
     /// Sets the weight of each sample in the loss.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if there is not one for each sample, or one is negative or not finite.
+    /// [`InputError::Invalid`] if the number of weights is not the number of samples, or if a weight is negative or not
+    /// finite.
     pub fn with_weights(mut self, weights: Vec<f32>) -> Result<Self, InputError> {
         let fits = |weight: &f32| weight.is_finite() && *weight >= 0.0;
         if weights.len() != self.count || !weights.iter().all(fits) {
@@ -109,7 +112,8 @@ impl InMemory {
         Ok(self)
     }
 
-    /// Lets workers train together without comparing these samples, because each worker makes them from the seed.
+    /// Leaves these samples out of the data's digest. Workers then train together without a comparison of the samples,
+    /// because each worker generates them from the seed.
     #[must_use]
     pub fn not_compared(mut self) -> Self {
         self.compared = false;
@@ -135,15 +139,16 @@ impl InMemory {
         }
     }
 
-    /// Returns the inputs, the targets, and the weights of the samples if they differ.
+    /// Returns the inputs, the targets, and the weights of the samples. The weights are none if all samples have the
+    /// same weight.
     pub fn into_columns(self) -> (Vec<Column>, Vec<Column>, Option<Vec<f32>>) {
         (self.inputs, self.targets, self.weights)
     }
 
-    /// Returns the samples with these numbers, in this order.
+    /// Returns the samples at these indices, in this order.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if no number is given, or one that is not there.
+    /// [`InputError::Invalid`] if there are no indices, or if an index is too large.
     pub fn select(&self, samples: &[u32]) -> Result<Self, InputError> {
         if samples.is_empty() {
             return Err(InputError::Invalid(
@@ -159,7 +164,7 @@ impl InMemory {
         }
     }
 
-    /// Returns the samples with these numbers, in this order, as samples of their own.
+    /// Returns copies of the samples at these indices, in this order. Panics if an index is too large.
     pub(crate) fn select_unchecked(&self, samples: &[u32]) -> Self {
         let select = |columns: &[Column]| columns.iter().map(|c| c.select(samples)).collect();
         let weights = self.weights.as_ref();
@@ -176,7 +181,7 @@ impl InMemory {
     /// Appends samples with the same fields.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if the fields differ, or if there are more samples than can be numbered.
+    /// [`InputError::Invalid`] if the fields differ, or if there are more than `u32::MAX` samples afterwards.
     pub(crate) fn append(&mut self, more: Self) -> Result<(), InputError> {
         check_equal(&self.signature(), &more.signature())?;
         countable(self.count + more.count)?;
@@ -193,7 +198,7 @@ impl InMemory {
         Ok(())
     }
 
-    /// Returns the number of the sample at each position of an order.
+    /// Returns the index of the sample at each position of an order.
     fn order(&mut self, order: Order) -> &[u32] {
         let samples = self.len();
         self.order.take_if(|(of, _)| *of != order);
@@ -205,7 +210,7 @@ impl InMemory {
     }
 }
 
-/// Checks that the number of samples is not above `u32::MAX`, because orders and batches number samples as `u32`.
+/// Checks that there are at most `u32::MAX` samples, because orders and batches have their indices as `u32`.
 ///
 /// # Errors
 /// [`InputError::Invalid`] if there are more.
@@ -219,7 +224,7 @@ pub(crate) fn countable(samples: usize) -> Result<(), InputError> {
     }
 }
 
-/// Checks that the samples of both parts of a data set have the same fields.
+/// Checks that training samples and held-out samples have the same fields.
 ///
 /// # Errors
 /// [`InputError::Invalid`] names the first field that differs.
@@ -276,7 +281,8 @@ impl Samples for InMemory {
     }
 }
 
-/// Returns the number of samples of columns that belong together.
+/// Returns the number of samples of each column. Checks that it is the same for all columns, and that their names
+/// differ.
 fn checked_count<'a>(columns: impl IntoIterator<Item = &'a Column>) -> Result<usize, InputError> {
     let mut count = None;
     let mut names: Vec<&str> = Vec::new();

@@ -10,35 +10,34 @@ use std::ops::Range;
 use crate::error::InputError;
 use memory::InMemory;
 
-/// Samples that are read by position. The coordinator leases positions to workers; the samples themselves decide
-/// which sample a position of a pass stands for, for example a place in a shuffled order, or a place in a range of
-/// a file.
+/// Samples that are read by position. The coordinator leases positions to workers. The implementation maps each
+/// position of a pass to a sample, for example through a shuffled order, or as an index in a range of a file.
 pub trait Samples: Send {
     /// Returns the number of samples, which is the number of positions in each pass.
     fn count(&self) -> u64;
 
-    /// Reads the samples at these positions of a pass, in their order. Each sample has one position in each pass, and
-    /// it is the same on every worker.
+    /// Reads the samples at these positions of a pass, in this order. In each pass, a sample has one position, which is
+    /// the same on every worker.
     ///
     /// # Errors
     /// [`InputError`] names what cannot be read.
     fn read(&mut self, order: Order, positions: Range<u64>) -> Result<InMemory, InputError>;
 
-    /// Hands the content of all samples to `hash`. Workers with different content do not train together. By default
-    /// nothing is handed over, and the data is not compared.
+    /// Passes the content of all samples to `hash`. Workers with different content do not train together. By default
+    /// passes nothing, and the data is not compared.
     fn digest(&self, _hash: &mut dyn FnMut(&[u8])) {}
 }
 
 /// The order of a pass over samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The order in which the samples are stored, to measure.
+    /// The order in which the samples are stored, for evaluations and predictions.
     Stored,
-    /// An order of the pass's own, to train.
+    /// A shuffled order, which differs between passes, for training.
     Shuffled {
         /// The job's seed.
         seed: u64,
-        /// The number of the pass, from 0.
+        /// The index of the pass.
         epoch: u32,
     },
 }

@@ -1,8 +1,9 @@
 //! Samples that are read from their files in each pass.
 //!
-//! The chunks of a pass, in an order of its own, are cut into windows of about `data.shuffle_mebibytes`. The samples of a
-//! window are in an order of its own too. So the sample at a position follows from seed, pass and the sizes of the chunks,
-//! and a worker holds two windows: the one that it reads, and the next one, which another thread reads ahead.
+//! Each training pass shuffles the chunks, groups them into windows of about `data.shuffle_mebibytes`, and shuffles the
+//! samples of each window. So the sample at a position depends only on the seed, the pass, and the sizes of the chunks
+//! and windows. A worker holds two windows in memory: the current one, and the next one, which another thread reads
+//! ahead.
 
 use std::io;
 use std::ops::Range;
@@ -19,7 +20,7 @@ use crate::shuffle;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
     pub(crate) samples: u32,
-    /// The bytes that the part occupies in memory, as it is read.
+    /// The number of bytes that the chunk occupies in memory once it is read.
     pub(crate) bytes: u64,
 }
 
@@ -31,25 +32,25 @@ pub(crate) trait Load: Send + Sync + 'static {
     /// [`InputError`] names the file.
     fn load(self: Arc<Self>, chunk: usize) -> Result<Box<dyn Loaded>, InputError>;
 
-    /// Hands values to `hash` by which workers notice that their data differs.
+    /// Passes values to `hash` that differ between workers with different data.
     fn digest(&self, hash: &mut dyn FnMut(&[u8]));
 }
 
 /// A chunk in memory.
 pub(crate) trait Loaded: Send {
-    /// Decodes the samples with these numbers, in this order.
+    /// Decodes the samples at these indices, in this order.
     ///
     /// # Errors
     /// [`InputError`] names the file and the place in it.
     fn samples(&self, samples: &[u32]) -> Result<InMemory, InputError>;
 }
 
-/// Samples of chunks that are read in each pass.
+/// The samples of chunks that are read in each pass.
 pub(crate) struct Streamed {
     source: Arc<dyn Load>,
     chunks: Vec<Chunk>,
     count: u64,
-    /// The bytes of a window.
+    /// The most bytes of a window. A larger chunk has a window of its own.
     window: u64,
     plan: Option<Plan>,
     /// The window that was read last.
@@ -58,7 +59,7 @@ pub(crate) struct Streamed {
 }
 
 impl Streamed {
-    /// Returns samples of chunks of these sizes.
+    /// Returns the samples of chunks with these sizes. `window` is the size of a window in bytes.
     ///
     /// # Errors
     /// [`InputError::Invalid`] if there is no sample.
@@ -84,7 +85,8 @@ impl Streamed {
         })
     }
 
-    /// Returns the samples at some positions of a window.
+    /// Returns samples of a window, and the index among them of the sample at each position. The positions count from
+    /// the start of the window.
     fn part(
         &mut self,
         order: Order,
@@ -99,7 +101,7 @@ impl Streamed {
         window.read(positions.start as usize..positions.end as usize)
     }
 
-    /// Reads a window, and lets the one after it be read ahead.
+    /// Makes a window the current one, and starts to read the next one ahead.
     fn enter(&mut self, order: Order, index: usize) -> Result<(), InputError> {
         if self
             .current
@@ -188,7 +190,7 @@ struct Plan {
 
 /// A window of a plan.
 struct Planned {
-    /// The window's part of the plan's chunks.
+    /// The range of the window's chunks in the chunks of the plan.
     chunks: Range<usize>,
     positions: Range<u64>,
 }
@@ -227,7 +229,7 @@ impl Plan {
         }
     }
 
-    /// Returns the window of a position, which is in the data.
+    /// Returns the index and the positions of the window that contains a position. The position must be in the data.
     fn window_at(&self, position: u64) -> (usize, Range<u64>) {
         let after = self
             .windows
@@ -235,7 +237,7 @@ impl Plan {
         (after, self.windows[after].positions.clone())
     }
 
-    /// Returns the numbers of a window's chunks.
+    /// Returns the indices of a window's chunks.
     fn chunks(&self, window: usize) -> Vec<usize> {
         let chunks = &self.chunks[self.windows[window].chunks.clone()];
         chunks.iter().map(|chunk| *chunk as usize).collect()
@@ -248,7 +250,8 @@ impl Plan {
     }
 }
 
-/// Returns the chunk and the number in it of each sample of a window, in the window's order.
+/// Returns the samples of a window in the window's order. Each sample is given by the index of its chunk in the window,
+/// and by its own index in the chunk.
 fn samples(order: Order, window: usize, counts: &[u32]) -> Vec<(u32, u32)> {
     let stored = (0u32..).zip(counts);
     let stored = stored.flat_map(|(chunk, count)| (0..*count).map(move |sample| (chunk, sample)));
@@ -266,12 +269,12 @@ fn samples(order: Order, window: usize, counts: &[u32]) -> Vec<(u32, u32)> {
 struct Window {
     of: (Order, usize),
     loaded: Vec<Box<dyn Loaded>>,
-    /// The chunk and the number in it of each sample.
+    /// The index of each sample's chunk in the window, and the index of the sample in the chunk.
     samples: Vec<(u32, u32)>,
 }
 
 impl Window {
-    /// Returns samples, and the place among them of each position.
+    /// Returns samples, and the index among them of the sample at each position.
     fn read(&self, positions: Range<usize>) -> Result<(InMemory, Vec<u32>), InputError> {
         let wanted = &self.samples[positions];
         let mut of_chunk = vec![Vec::new(); self.loaded.len()];
@@ -301,22 +304,22 @@ impl Window {
     }
 }
 
-/// A window that another thread reads.
+/// A thread that reads windows in advance, and the window that it was asked for.
 #[derive(Default)]
 struct Ahead {
     thread: Option<Thread>,
-    /// The window that was asked for.
+    /// The window that was requested but not yet received.
     asked: Option<(Order, usize)>,
 }
 
-/// The requests and the answers of a thread that reads windows.
+/// The sender of requests to a thread that reads windows, and the receiver of its answers.
 type Thread = (SyncSender<Vec<usize>>, Receiver<LoadedWindow>);
 
-/// The chunks of a window, as they are read.
+/// The chunks of a window, or the first error in reading them.
 type LoadedWindow = Result<Vec<Box<dyn Loaded>>, InputError>;
 
 impl Ahead {
-    /// Returns a window, which is read now unless it was read ahead.
+    /// Returns a window. If it was not read ahead, reads it now.
     fn take(&mut self, source: &Arc<dyn Load>, of: (Order, usize), plan: &Plan) -> LoadedWindow {
         if self.asked.is_some_and(|asked| asked != of) {
             // The thread reads one window after the other.
@@ -328,7 +331,7 @@ impl Ahead {
         self.receive()?
     }
 
-    /// Begins to read a window.
+    /// Requests a window from the thread. If there is no thread yet, starts it.
     fn start(
         &mut self,
         source: &Arc<dyn Load>,
@@ -362,7 +365,7 @@ impl Ahead {
     }
 }
 
-/// Starts the thread, which ends when its requests do.
+/// Starts a thread that reads windows. The thread ends when the sender of requests is dropped.
 fn spawn(source: Arc<dyn Load>) -> io::Result<Thread> {
     let (requests, asked) = sync_channel::<Vec<usize>>(1);
     let (answer, chunks) = sync_channel(1);

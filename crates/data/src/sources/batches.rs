@@ -1,4 +1,5 @@
-//! Data sets of rows that are in memory: what a query or another library has made. `tabular` tells what becomes of their columns.
+//! Data sets of rows in memory, for example the result of a query or of another library. `tabular` describes what
+//! becomes of their columns.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::reading::chunks::{Chunk, Chunks};
 use crate::samples::memory::InMemory;
 use crate::source::DataSetup;
 
-/// The most rows of a batch.
+/// The most rows that a batch can have.
 const MOST_ROWS: usize = u32::MAX as usize;
 
 /// Rows of a table in memory, column by column.
@@ -25,7 +26,8 @@ pub trait RowBatch: Send + Sync + 'static {
     /// Returns the names of the columns.
     fn names(&self) -> Vec<String>;
 
-    /// Returns the names of columns that are the index of a pandas frame. They are left out unless the job gives them a type.
+    /// Returns the names of the columns that are the index of a pandas frame. These columns are ignored unless the job
+    /// gives them a type. By default there are none.
     fn index_columns(&self) -> Vec<String> {
         Vec::new()
     }
@@ -36,15 +38,16 @@ pub trait RowBatch: Send + Sync + 'static {
     /// Returns whether each cell of a column is a list.
     fn has_lists(&self, column: usize) -> bool;
 
-    /// Hands the cells of a column to `cells`, in the order of the rows: each by [`CellWriter::push`], or, of a column with lists, its elements by
-    /// [`CellWriter::push_element`] and the end of each list by [`CellWriter::end_list`].
+    /// Passes the cells of a column to `cells`, in the order of the rows. A single cell goes to [`CellWriter::push`].
+    /// In a column of lists, each element goes to [`CellWriter::push_element`], and [`CellWriter::end_list`] ends each
+    /// list.
     ///
     /// # Errors
-    /// [`CellWriter::unfit`] for a column that has no cells; those of `cells`.
+    /// [`CellWriter::unfit`] for a column that cannot be read; those of `cells`.
     fn read(&self, column: usize, cells: &mut CellWriter) -> Result<(), InputError>;
 }
 
-/// Takes the cells of a column.
+/// Adds cells to a column.
 pub struct CellWriter<'a> {
     table: &'a mut Table,
     column: usize,
@@ -73,15 +76,16 @@ impl CellWriter<'_> {
         self.table.end_list(self.column);
     }
 
-    /// Returns the error of a column that cannot be read, with the line of a job that leaves it out. `problem` follows the column's name, as in
-    /// `has structures`.
+    /// Returns the error for a column that cannot be read, with the line of a job that leaves the column out. In the
+    /// message, `problem` follows the column's name, as in `has structures`.
     pub fn unfit(&self, problem: &str) -> InputError {
         self.table.header_place().wrong(unfit(self.name, problem))
     }
 }
 
-/// Opens a data set of rows in memory, as a file of them would be: with the types of `data.columns`, the label, the gaps and the held-out share of
-/// the job. An evaluation or a prediction reads the rows as the training has. `origin` names the rows in messages.
+/// Opens rows in memory as a data set, like the same rows in a file: with the column types, the label, the missing
+/// values and the held-out share of the job's settings. For an evaluation or a prediction, the columns are read as in
+/// training. `origin` names the rows in messages.
 ///
 /// # Errors
 /// Names the row, the column and the cell that does not fit; [`InputError::Invalid`] if there is no row.
@@ -99,11 +103,12 @@ pub fn open_batches<B: RowBatch>(
 }
 
 impl Fitted {
-    /// Returns rows as samples, with the parameters of the training. Labels and weights are not read and may be missing. The result has a target
-    /// of zeros. `settings` are the training's.
+    /// Converts rows to samples, with the parameters of the training. Labels and weights are not read, and may be
+    /// missing. The samples have a target of zeros. `settings` are the settings of the training.
     ///
     /// # Errors
-    /// Names the row, the column and the cell that does not fit; [`InputError::Invalid`] if there is no row, or if the training data had no columns.
+    /// Names the row, the column and the cell that does not fit; [`InputError::Invalid`] if there is no row, or if the
+    /// training data had no columns.
     pub fn samples(&self, settings: &Data, rows: impl RowBatch) -> Result<InMemory, InputError> {
         if self.columns.is_empty() {
             return Err(InputError::Invalid(format!(
@@ -119,7 +124,7 @@ impl Fitted {
     }
 }
 
-/// Batches of rows, which are the chunks.
+/// Batches of rows. Each batch with samples is a chunk.
 struct Batches<B> {
     file: Arc<Path>,
     header: Header,
@@ -131,9 +136,9 @@ struct Batches<B> {
 /// A batch that has samples.
 struct Part {
     batch: usize,
-    /// The number of its first row.
+    /// The number of the batch's first row, counted from 1 over all batches.
     first: u64,
-    /// The rows with a label; none if all count.
+    /// The indices of the rows with a label; none if all rows are samples.
     labelled: Option<Vec<u32>>,
 }
 
@@ -202,7 +207,7 @@ impl<B: RowBatch> Batches<B> {
         }
     }
 
-    /// Returns a batch as a table. `first` is the number of its first row.
+    /// Returns a batch as a table. `first` is the number of the batch's first row.
     fn table(&self, batch: &B, first: u64) -> Result<Table, InputError> {
         let rows = batch.rows();
         let mut table = self.header.table(Rows {
@@ -290,7 +295,7 @@ impl<B: RowBatch> Chunks for Batches<B> {
     }
 }
 
-/// Rows that a program has written down, for predictions of a few at a time.
+/// Rows that a program gives in its code, for predictions of a few samples at a time.
 ///
 /// ```
 /// # mod flambeau { pub use flambeau_data::*; }
@@ -314,7 +319,7 @@ enum OwnColumn {
     Lists(Vec<Vec<OwnCell>>),
 }
 
-/// A cell of [`TableRows`]: a text, a number, a boolean, or `None` for a gap.
+/// A cell of [`TableRows`]: a text, a number, a boolean, or `None` for a missing value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnCell(Option<Content>);
 

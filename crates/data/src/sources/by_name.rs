@@ -26,7 +26,7 @@ use crate::source::{DataSetup, Purpose, Source};
 /// A function that opens data.
 type Open = dyn Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync;
 
-/// A data source.
+/// The function of a data source, and whether the source can be streamed.
 #[derive(Clone)]
 struct Opener {
     open: Arc<Open>,
@@ -47,8 +47,8 @@ impl fmt::Debug for Opener {
 pub struct Sources(BTreeMap<Cow<'static, str>, Opener>);
 
 impl Sources {
-    /// Returns the sources that ship: `digits`, `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `clicks` and
-    /// `random`.
+    /// Returns the built-in sources: `digits`, `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`,
+    /// `parquet`, `libsvm`, `criteo`, `clicks` and `random`.
     pub fn builtin() -> Self {
         Self(BTreeMap::new())
             .data::<Digits>("digits")
@@ -65,12 +65,12 @@ impl Sources {
             .data::<Random>("random")
     }
 
-    /// Returns the names, in their order.
+    /// Returns the names of the sources, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(AsRef::as_ref)
     }
 
-    /// Adds a data source, or replaces the one that had its name.
+    /// Adds a data source. Replaces a source of the same name.
     #[must_use]
     pub fn data<S: Source>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         let source = Opener {
@@ -81,7 +81,7 @@ impl Sources {
         self
     }
 
-    /// Adds data that a function opens, or replaces the source that had its name.
+    /// Adds a data source that is a function. Replaces a source of the same name. The source cannot be streamed.
     #[must_use]
     pub fn open_by(
         mut self,
@@ -96,11 +96,12 @@ impl Sources {
         self
     }
 
-    /// Opens the data that a job names. Unless the source says otherwise, `seed` decides which samples are
-    /// held out, and the values of random samples.
+    /// Opens the data that a job names. Unless the source documents otherwise, `seed` determines which samples are held
+    /// out, and the values of generated samples.
     ///
     /// # Errors
-    /// [`InputError::Unknown`] lists the known names; the others are the source's.
+    /// [`InputError::Unknown`] lists the known names; [`InputError::Invalid`] for a setting that does not fit the
+    /// source; those of the source.
     pub fn open(&self, data: &Data, seed: u64, purpose: Purpose) -> Result<Dataset, InputError> {
         let source = self.0.get(data.kind.as_str());
         let source = source.ok_or_else(|| InputError::Unknown {
@@ -144,7 +145,7 @@ impl Sources {
     }
 }
 
-/// Returns names in a sentence.
+/// Returns names, separated by commas.
 fn listed<'a>(names: impl Iterator<Item = &'a Cow<'static, str>>) -> String {
     let names: Vec<&str> = names.map(AsRef::as_ref).collect();
     names.join(", ")

@@ -1,9 +1,10 @@
 //! CIFAR-10: pictures of 32 x 32 in binary files.
 //!
-//! A file is a row of records of 3,073 bytes: the label, and the red, green and blue values, row by row (Krizhevsky,
-//! "Learning Multiple Layers of Features from Tiny Images", 2009; "Binary version"). `data.dir` is a folder. Its files
-//! `data_batch*.bin` are trained on, in the order of their names, and its files `test_batch*.bin` are held out; the whole
-//! data set has `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
+//! A file is a sequence of records of 3,073 bytes: the label, and the red, green and blue values, row by row
+//! (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; "Binary version"). `data.dir` is a
+//! folder. Its files `data_batch*.bin` are the training files, read in the order of their names, and its files
+//! `test_batch*.bin` have the held-out samples. The whole data set has `data_batch_1.bin` to `data_batch_5.bin` and
+//! `test_batch.bin`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Samples that lie class by class, in a file or a folder for each class, by which the class is named.
+//! Samples that are sorted by class: each class has a file or a folder, whose name is that of the class.
 
 use std::collections::HashSet;
 use std::iter::repeat_n;
@@ -17,26 +17,27 @@ use crate::source::{DataSetup, Purpose};
 /// The name of the target.
 const LABEL: &str = "label";
 
-/// Samples that lie class by class.
+/// Samples that are sorted by class.
 pub(crate) struct Sorted {
-    /// The number of each sample's class; 0 in a prediction.
+    /// The index of each sample's class; 0 in a prediction.
     pub(crate) labels: Vec<u32>,
     /// The meaning of the labels.
     pub(crate) transforms: Fitted,
-    /// The samples to train on.
+    /// The indices of the samples to train on.
     pub(crate) training: Vec<u32>,
-    /// The samples that are held out.
+    /// The indices of the samples that are held out.
     pub(crate) evaluation: Vec<u32>,
 }
 
 impl Sorted {
-    /// Numbers the samples of several classes, which have these files or folders and numbers of samples. A share of each
-    /// class is held out, chosen by the job's seed. In an evaluation, classes have the numbers that they had in training;
-    /// in a prediction, all samples are held out, and their classes do not count.
+    /// Assigns indices and labels to the samples of classes, one class after another. `classes` has the file or folder
+    /// of each class and its number of samples. A share of each class is held out, chosen by the job's seed. An
+    /// evaluation uses the class indices of the training. In an evaluation of all samples and in a prediction, all
+    /// samples are held out; in a prediction, all labels are 0.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if a class has less than two samples, or did not exist in training, or if there are more
-    /// samples than can be numbered.
+    /// [`InputError::Invalid`] if two classes have the same name, if a class has fewer than two samples to split or did
+    /// not exist in training, or if there are more than `u32::MAX` samples.
     pub(crate) fn new(classes: &[(PathBuf, usize)], setup: &DataSetup) -> Result<Self, InputError> {
         let samples = classes.iter().map(|(_, count)| count).sum();
         countable(samples)?;
@@ -101,10 +102,10 @@ impl Sorted {
         }
     }
 
-    /// Returns a data set of all samples, which are in memory.
+    /// Returns the data set of these samples in memory. `inputs` has the input of each sample.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if there are not as many of them.
+    /// [`InputError::Invalid`] if the number of inputs is not the number of samples.
     pub(crate) fn in_memory(self, inputs: Column) -> Result<Dataset, InputError> {
         let labels = Self::column(&self.transforms.target, self.labels);
         let all = InMemory::new(vec![inputs], vec![labels])?;
@@ -118,7 +119,7 @@ impl Sorted {
     }
 }
 
-/// Returns the number of each class.
+/// Returns the index of each class.
 fn numbers(target: &Target, classes: &[(PathBuf, usize)]) -> Result<Vec<u32>, InputError> {
     let Target::Class { numbers, .. } = target else {
         return Err(InputError::Invalid(

@@ -1,15 +1,16 @@
-//! Generated clicks on advertisements in the manner of Criteo's, of any number, for trials and measurements of embedding
-//! tables.
+//! Generated clicks on advertisements, in the manner of Criteo's data and in any number, for trials and benchmarks of
+//! embedding tables.
 //!
-//! A sample has `numbers` (13, normally distributed) and `categories`: an id for each of `data.options.fields` fields (26 by
-//! default), drawn by Zipf's law with `exponent` (1.1) from the field's share of `rows` ids (1,000,000), or with
-//! `shared = true` from all of them. Ids are scattered
-//! over all numbers below 2^63, as hashes are. There are `samples` samples to train on (200,000), and a twentieth as many are
-//! held out.
+//! A sample has the inputs `numbers` (13, normally distributed) and `categories`: an id for each of
+//! `data.options.fields` fields (26 by default). The ids follow Zipf's law with `exponent` (1.1). Each field draws from
+//! its own share of `rows` ids (1,000,000), or, with `shared = true`, from all of them. Ids are scattered over all
+//! numbers below 2^63, as hashes are. There are `samples` training samples (200,000), and a twentieth as many held-out
+//! samples.
 //!
-//! The label is drawn with the probability of a planted model: each number and each id has a weight, each id a factor, and
-//! the logit is the sum of the weights and of the products of all pairs of factors. No model can do better than this one.
-//! Samples are independent draws: each pass has them in the same order.
+//! The label is drawn with the probability that a planted model computes. Each number and each id has a weight, and
+//! each id has a factor. The logit is the sum of a bias, the weighted numbers, the weights of the ids, and the products
+//! of all pairs of factors. No model can do better than this one. Samples are independent draws, so each pass has them
+//! in the same order.
 
 use std::ops::Range;
 
@@ -31,17 +32,17 @@ const FIELDS: u64 = 26;
 const ROWS: u64 = 1_000_000;
 const EXPONENT: f64 = 1.1;
 const SAMPLES: u64 = 200_000;
-/// One sample is held out for so many to train on.
+/// The number of training samples for each held-out sample.
 const HELD_OUT: u64 = 20;
 
-/// The most ids of a sample.
+/// The most ids that a sample can have.
 const MOST_FIELDS: u64 = 1000;
 
 /// The standard deviations of the planted weights and factors.
 const NUMBER_WEIGHT: f32 = 0.15;
 const ID_WEIGHT: f32 = 0.25;
 const FACTOR: f32 = 0.1;
-/// The logit of a sample without anything special: about a quarter of the samples are clicks.
+/// The bias of the planted model, with which about a quarter of the samples are clicks.
 const BIAS: f32 = -1.3;
 
 /// The source `clicks`.
@@ -109,16 +110,16 @@ impl Source for Clicks {
 /// Samples that are drawn when they are read.
 struct Drawn {
     seed: u64,
-    /// The number of the first sample.
+    /// The index of the first sample. The indices of held-out samples follow those of training samples.
     first: u64,
     count: u64,
     fields: usize,
-    /// The categories of a field.
+    /// The number of categories of a field.
     categories: u64,
     /// True if all fields have the same categories.
     shared: bool,
     law: Zipf<f64>,
-    /// All samples, if there are few: they are drawn once.
+    /// All samples, drawn once, if there are few.
     drawn: Option<Draws>,
 }
 
@@ -134,7 +135,7 @@ struct Draws {
 const MOST_KEPT: u64 = 1 << 22;
 
 impl Drawn {
-    /// Returns the number of a field's first category.
+    /// Returns the index of a field's first category.
     fn first_of(&self, field: u64) -> u64 {
         match self.shared {
             true => 0,
@@ -201,7 +202,7 @@ impl Samples for Drawn {
     }
 }
 
-/// Returns the id of a generated category: the hash of its number, below 2^63.
+/// Returns the id of a generated category: a hash of the category's index `number`, below 2^63.
 pub fn category_id(number: u64) -> u64 {
     hash(number ^ 0x5bd1_e995) >> 1
 }
@@ -223,7 +224,8 @@ fn logit(seed: u64, numbers: &[f32], ids: &[i64]) -> f32 {
     logit + (sum * sum - squares) / 2.0
 }
 
-/// Returns a number that the key decides: the sum of four even ones, with mean 0 and variance 1.
+/// Returns a pseudo-random number that depends on the key alone: a sum of four uniform numbers, with mean 0 and
+/// variance 1.
 fn about_normal(key: u64) -> f32 {
     let bits = hash(key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let parts = [0, 16, 32, 48].map(|shift| (bits >> shift & 0xffff) as f32);

@@ -1,11 +1,11 @@
-//! Clicks on advertisements, as Criteo publishes them: lines of 40 fields between tabs, the label, 13 whole numbers, and 26
-//! hashes of 8 hexadecimal digits. An empty field is missing.
+//! Clicks on advertisements in the format of Criteo. A line has 40 fields between tabs: the label, 13 whole numbers,
+//! and 26 hashes of 8 hexadecimal digits. An empty field is a missing value.
 //!
-//! `data.dir` is a file, or a folder with one file to train on (`data.options.train` and `test` name files). Lines are in
-//! the order of time, so without a file of its own the last share of the lines is held out (`data.held_out`). The input
-//! `numbers` has `ln(1 + x)` of each number, 0 where it is missing or negative. The input `categories` has an id for each
-//! hash, below `data.options.buckets` (100,000 by default): the hash of the field's number and the text; a missing one is a
-//! text of its own.
+//! `data.dir` is a file, a pattern of file names, or a folder with one training file. `data.options.train` and
+//! `data.options.test` may name the files. Lines are in chronological order, so without a test file, the last share of
+//! the lines is held out (`data.held_out`). The input `numbers` has `ln(1 + x)` of each number, or 0 where the number
+//! is missing or negative. The input `categories` has an id for each hash, below `data.options.buckets` (100,000 by
+//! default). The id is a hash of the field's index and its text; a missing value has the empty text.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -77,7 +77,7 @@ impl Source for Criteo {
     }
 }
 
-/// Lines are parsed to samples, without anything to learn.
+/// Clicks are parsed directly to samples, without anything to learn.
 struct Clicks;
 
 impl Format for Clicks {
@@ -100,7 +100,7 @@ impl Format for Clicks {
     }
 }
 
-/// Parses lines. Without labels, a line may lack the label, as those of Criteo's test file do.
+/// Parses lines. If `has_labels` is false, a line may lack the label, as in Criteo's test file.
 fn parse(
     text: &Text,
     samples: &[u32],
@@ -161,7 +161,7 @@ fn parse(
     )
 }
 
-/// Splits a line at its tabs. Returns the first fields, and the number of all fields.
+/// Splits a line at its tabs. Returns the first [`FIELDS`] fields, and the number of all fields.
 fn split(row: &str) -> ([&str; FIELDS], usize) {
     let (mut fields, mut found, mut start) = ([""; FIELDS], 0, 0);
     // Most fields are too short for `memchr` to be faster than a loop.

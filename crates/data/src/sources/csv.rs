@@ -1,8 +1,8 @@
 //! CSV files: columns of numbers, categories and dates, one of them a label.
 //!
-//! `data.dir` is a folder with `train.csv` and, perhaps, `test.csv`, or a single file, or a pattern of names. Files are
-//! compressed if their names end with `.gz` or `.zst`. The first line names the columns, unless `data.header` is false; `tabular` tells what
-//! becomes of them.
+//! `data.dir` is a folder with `train.csv` and possibly `test.csv`, a single file, or a pattern of file names. Files
+//! are compressed if their names end with `.gz` or `.zst`. The first line has the names of the columns, unless
+//! `data.header` is false. `tabular` describes what becomes of the columns.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -38,7 +38,7 @@ impl Source for Csv {
     }
 }
 
-/// Returns what the columns of files look like.
+/// Surveys the columns of files.
 ///
 /// # Errors
 /// If the files cannot be read.
@@ -48,7 +48,7 @@ pub(crate) fn survey(setup: &DataSetup) -> Result<Vec<ColumnSurvey>, InputError>
     })
 }
 
-/// Returns the cells of these columns of all samples to predict, as texts.
+/// Returns the cells of the columns in `names` as texts, for all samples of a prediction.
 ///
 /// # Errors
 /// If the files cannot be read, or lack a column.
@@ -70,11 +70,11 @@ struct CsvFiles {
     chunks: Vec<Chunk>,
 }
 
-/// A chunk's place.
+/// The place of a chunk in its file.
 struct Part {
     file: usize,
     bytes: Range<u64>,
-    /// The number of its first line.
+    /// The number of the chunk's first line.
     first: u64,
 }
 
@@ -83,7 +83,7 @@ struct Text {
     form: Form,
     file: Arc<Path>,
     content: Vec<u8>,
-    /// Each row with its line.
+    /// Each row with its line number.
     rows: Vec<(Row, u64)>,
 }
 
@@ -130,7 +130,7 @@ impl CsvFiles {
         }
     }
 
-    /// Adds the chunks of a file, of about so many bytes.
+    /// Adds the chunks of a file, of about `size` bytes each.
     fn cut(&mut self, file: DataFile, size: u64, form: Form) -> Result<(), InputError> {
         let mut rows = FileRows::new(&file, form.delimiter);
         if form.header {
@@ -297,7 +297,7 @@ impl Chunks for CsvFiles {
 }
 
 impl Text {
-    /// Returns the error of the first of these samples that is not UTF-8.
+    /// Returns the error for the first of these samples that is not UTF-8.
     fn not_utf8(&self, samples: &[u32]) -> InputError {
         let rows = samples.iter().map(|sample| &self.rows[*sample as usize]);
         let wrong = rows
@@ -311,8 +311,8 @@ impl Text {
     }
 }
 
-/// Returns whether the next row has one field more than there are names, as where R writes names of rows: it quotes these and the names of columns.
-/// Rows that are too long for another reason are refused later.
+/// Returns whether the next row has one field more than there are names, and begins with a quote, as in files to which
+/// R writes row names. Rows that are too long for another reason are refused later.
 fn has_row_names(rows: &mut FileRows, form: Form, names: usize) -> Result<bool, InputError> {
     let Some((row, _)) = rows.next()? else {
         return Ok(false);
@@ -374,7 +374,7 @@ fn read_header(
     )
 }
 
-/// The form of a CSV file.
+/// The format of a CSV file.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     delimiter: u8,
@@ -384,11 +384,12 @@ struct Form {
     header: bool,
 }
 
-/// The characters that may stand between fields, those that are tried first before others.
+/// The possible delimiters. If several occur equally often, the first of them is used.
 const DELIMITERS: [u8; 4] = [b',', b'\t', b';', b'|'];
 
 impl Form {
-    /// Returns the form that the job names. Without a delimiter there, it is the one that the first line has most often outside quotes.
+    /// Returns the form that the job sets. If the job sets no delimiter, it is the one that occurs most often outside
+    /// quotes in the first line.
     fn new(file: &DataFile, setup: &DataSetup) -> Result<Self, InputError> {
         let settings = setup.settings;
         let delimiter = match settings.delimiter {
@@ -422,17 +423,17 @@ impl Form {
     }
 }
 
-/// Returns a number that has a comma before its fraction with a point instead; none if the text is no such number.
+/// Replaces the decimal comma of a number by a point; none if the text is not a number with a decimal comma.
 fn with_point(text: &str) -> Option<String> {
     let with_point = text.replacen(',', ".", 1);
     let is_number = text.contains(',') && with_point.parse::<f64>().is_ok();
     is_number.then_some(with_point)
 }
 
-/// The bytes of a first line that are searched for its delimiter.
+/// The most bytes of the first line that are searched for the delimiter.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Returns the delimiter that the first line of a text has most often outside quotes; a comma if it has none.
+/// Returns the delimiter that occurs most often outside quotes in the first line of a text; a comma if there is none.
 fn most_frequent(text: &[u8]) -> u8 {
     let text = text.strip_prefix(&BYTE_ORDER_MARK).unwrap_or(text);
     let is_end = |byte: &u8| matches!(byte, b'\r' | b'\n');

@@ -17,11 +17,12 @@ const PIXELS: usize = 64;
 const DARKEST: u8 = 16;
 const CLASSES: usize = 10;
 
-/// Decides which samples are held out. The job's seed has no influence, so results of different jobs can be
-/// compared.
+/// The seed that determines which samples are held out. It is not the job's seed, so that results of different jobs can
+/// be compared.
 const HELD_OUT_SEED: u64 = 1797;
 
-/// The source `digits`. The last fifth of a shuffle is held out: 1,437 samples to learn from, 360 to measure.
+/// The source `digits`. It shuffles the 1,797 samples and holds out the last fifth: 1,437 are for training, 360 for
+/// evaluation.
 pub struct Digits;
 
 impl Source for Digits {
@@ -36,7 +37,7 @@ impl Source for Digits {
     }
 }
 
-/// Returns the numbers of the samples to train on, and of those that are held out.
+/// Returns the indices of the samples to train on, and the indices of the samples that are held out.
 fn split(samples: usize) -> (Vec<u32>, Vec<u32>) {
     let mut training = shuffle::held_out(HELD_OUT_SEED, samples);
     let evaluation = training.split_off(samples * 4 / 5);

@@ -150,7 +150,7 @@ impl IdxFile {
         Ok(())
     }
 
-    /// Reads the elements. Memory grows with the content; the header's sizes allocate nothing.
+    /// Reads the elements. Memory grows with the content that is read; the sizes in the header allocate nothing.
     fn read_values(&mut self, content: &mut dyn Read) -> Result<(), InputError> {
         let promised = self
             .sizes

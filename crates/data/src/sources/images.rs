@@ -1,9 +1,10 @@
 //! Folders of pictures: a folder for each class, with PNG and JPEG files.
 //!
-//! `data.dir` is the folder of these folders; the classes are in the order of their names. Folders within a class are
-//! not read. All pictures are resized to `data.options.size` rows and columns; without it, they must have the same size.
-//! Samples have `data.options.channels`, one or three; without it, one if every picture is grey. The alpha channel is dropped.
-//! A share of each class is held out (`data.held_out`), chosen by the job's seed.
+//! `data.dir` has a folder for each class; the classes are sorted by name. Folders within a class are not read. All
+//! pictures are resized to `data.options.size` rows and columns; if it is not set, all pictures must have the same
+//! size. Samples have `data.options.channels` channels, one or three; if it is not set, they have one if every picture
+//! is grey, and otherwise three. The alpha channel is dropped. A share of each class is held out (`data.held_out`),
+//! chosen by the job's seed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Seek};
@@ -24,7 +25,7 @@ use crate::samples::column::Column;
 use crate::samples::memory::InMemory;
 use crate::source::{DataSetup, Purpose, Source};
 
-/// The most bytes of a decoded picture.
+/// The most bytes that a decoded picture can have.
 const MOST_BYTES: u64 = 512 << 20;
 
 /// The source `image-folder`.
@@ -77,7 +78,7 @@ impl Source for Images {
     }
 }
 
-/// Leaves the pictures in their files. Each is a chunk.
+/// Leaves the pictures in their files. Each picture is a chunk.
 fn stream(
     setup: &DataSetup,
     files: Vec<PathBuf>,
@@ -127,7 +128,7 @@ struct Pictures {
 }
 
 impl Chunks for Pictures {
-    /// The number of a picture, and its file's content.
+    /// The index of a picture, and the content of its file.
     type Raw = (usize, Vec<u8>);
     /// A picture's bytes, and its label.
     type Parsed = (Vec<u8>, u32);
@@ -153,7 +154,7 @@ impl Chunks for Pictures {
     }
 }
 
-/// Returns the folder and the files of each class, in the order of the names.
+/// Returns the folder and the files of each class, sorted by name.
 fn classes(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
     let folders = folders(place)?;
     if folders.is_empty() {
@@ -166,7 +167,8 @@ fn classes(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
     folders.into_iter().map(with_files).collect()
 }
 
-/// Returns the pictures to predict: those of the classes' folders, or of a folder without folders, or a single one.
+/// Returns the pictures to predict: those in the classes' folders, those in a folder that has no folders, or a single
+/// file.
 fn unsorted(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
     let single = |files| Ok(vec![(place.to_owned(), files)]);
     match files::is_file(place)? {
@@ -176,14 +178,14 @@ fn unsorted(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
     }
 }
 
-/// Returns the folders in a folder, in the order of their names. Names that begin with a dot do not count.
+/// Returns the folders in a folder, sorted by name. Leaves out hidden ones.
 fn folders(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
     let (mut folders, _) = files::list(folder)?;
     folders.retain(|path| !is_hidden(path));
     Ok(folders)
 }
 
-/// Returns the files in a folder, in the order of their names. Names that begin with a dot do not count.
+/// Returns the files in a folder, sorted by name. Leaves out hidden ones.
 fn pictures(folder: PathBuf) -> Result<Vec<PathBuf>, InputError> {
     let mut files = files::in_folder(&folder)?;
     files.retain(|path| !is_hidden(path));
@@ -202,7 +204,7 @@ fn is_hidden(path: &Path) -> bool {
 }
 
 impl Shape {
-    /// Returns the shape that pictures have, or get by `size`, without decoding them.
+    /// Returns the shape of pictures, which have `size` rows and columns if it is given. Does not decode the pictures.
     fn new<'a>(
         pictures: impl Iterator<Item = &'a PathBuf>,
         size: Option<u32>,
@@ -250,7 +252,8 @@ impl Shape {
         Column::bytes("image", sizes, pixels, 255.0)
     }
 
-    /// Returns the bytes of the picture in a file with this content, channel by channel and row by row.
+    /// Decodes the picture in a file with this content, and resizes it. Returns its bytes, channel by channel and row
+    /// by row.
     fn pixels(&self, path: &Path, content: &[u8]) -> Result<Vec<u8>, InputError> {
         let reader = limited(path, ImageReader::new(Cursor::new(content)))?;
         let mut decoder = reader.into_decoder().map_err(|e| wrong(path, &e))?;
@@ -278,12 +281,12 @@ impl Shape {
     }
 }
 
-/// Returns the orientation in a picture's EXIF data. An orientation that cannot be read is the upright one.
+/// Returns the orientation in a picture's EXIF data, or the upright one if it cannot be read.
 fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
     decoder.orientation().unwrap_or(Orientation::NoTransforms)
 }
 
-/// Opens a picture of which only the first bytes are read, if it is in the file system.
+/// Opens a picture whose header will be read. Only a picture outside of the file system is read whole.
 fn open(path: &Path) -> Result<ImageReader<Box<dyn Content>>, InputError> {
     let content: Box<dyn Content> = match files::is_local(path) {
         true => {

@@ -1,11 +1,11 @@
 //! LIBSVM files: a label and the features that are not zero, `label index:value index:value ...`, sample by sample.
 //!
-//! `data.dir` is a file, or a folder. The file beside the training file with `.t` at its end, or `.test` in place of
-//! `.train`, has the samples that are held out; without it, a share of the training file is held out, chosen by the
-//! job's seed. Settings in `data.options`: `train` and `test` name the files in the folder; `width` is the number of
-//! features (by default, those up to the highest index of the training file); `sparse = true` hands out indices and values instead of rows,
-//! which is the default beyond 1,024 features. An evaluation and a prediction read files with the features and labels of the
-//! training.
+//! `data.dir` is a file, a pattern of file names, or a folder. The held-out samples are in the file that is named like
+//! the training file with `.t` at its end, or with `.test` in place of `.train`. Without this file, a share of the
+//! training file is held out, chosen by the job's seed. Settings in `data.options`: `train` and `test` name the files
+//! in the folder; `width` is the number of features (by default, the highest index of the training files determines
+//! it); with `sparse = true`, inputs are indices and values instead of rows, which is the default with more than 1,024
+//! features. An evaluation and a prediction read files with the features and labels of the training.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,10 +28,10 @@ use crate::samples::column::{Column, Values};
 use crate::samples::memory::InMemory;
 use crate::source::{DataSetup, Purpose, Source};
 
-/// With more features than this, samples are sparse.
+/// With more features than this, samples are sparse by default.
 const MOST_DENSE: u64 = 1024;
 
-/// The most numbers of samples that are rows, 16 GiB.
+/// The most numbers that dense samples can have together: 16 GiB.
 const MOST_DENSE_NUMBERS: usize = 1 << 32;
 
 /// The most features: indices are 32-bit numbers.
@@ -117,7 +117,8 @@ impl Source for LibSvm {
     }
 }
 
-/// Returns whether the label of a sample is missing: its line begins with a feature, or with a text that stands for a gap.
+/// Returns whether the label of a sample is missing: its line begins with a feature, or with a text that stands for a
+/// missing value.
 fn lacks_label(line: &[u8], gaps: &Gaps) -> bool {
     let first = line
         .split(u8::is_ascii_whitespace)
@@ -126,7 +127,7 @@ fn lacks_label(line: &[u8], gaps: &Gaps) -> bool {
     first.is_some_and(|field| field.contains(':') || gaps.are(field))
 }
 
-/// Returns whether a line has more than a comment.
+/// Returns whether a line has a sample, and not only blanks or a comment.
 fn is_sample(line: &[u8]) -> bool {
     let first = line.iter().find(|byte| !byte.is_ascii_whitespace());
     first.is_some_and(|byte| *byte != b'#')
@@ -134,17 +135,17 @@ fn is_sample(line: &[u8]) -> bool {
 
 /// The features and labels that are found while the samples are read.
 struct Seen {
-    /// What they were in training, if this is not one.
+    /// The features and labels of the training; none if this is the training.
     known: Option<Fitted>,
-    /// The number of features, if the job gives it.
+    /// The number of features; none if the job does not set it.
     width: Option<u64>,
-    /// Whether samples are sparse, if the job says it.
+    /// Whether samples are sparse; none if the job does not set it.
     sparse: Option<bool>,
-    /// The labels of the files to train on.
+    /// The labels of the training files.
     labels: Labels,
     /// The lowest index of all files.
     lowest: Option<u32>,
-    /// The highest index of the files to train on.
+    /// The highest index of the training files.
     highest: Option<u32>,
 }
 
@@ -189,10 +190,10 @@ impl Format for Seen {
     }
 }
 
-/// Returns the column of a target for the labels of so many samples.
+/// Returns the target's column for labels, given the number of samples.
 type ReadLabels = fn(&Target, &Texts, usize) -> Result<Column, InputError>;
 
-/// Returns how samples are decoded, with the features and labels of the training.
+/// Returns the function that decodes samples with the features and labels of the training.
 fn decode(fitted: &Fitted, read_labels: ReadLabels) -> Result<Decode<Samples>, InputError> {
     let Some(features) = fitted.features else {
         return Err(InputError::Invalid(
@@ -211,14 +212,15 @@ fn decode(fitted: &Fitted, read_labels: ReadLabels) -> Result<Decode<Samples>, I
 struct Samples {
     rows: Rows,
     labels: Texts,
-    /// The place in `indices` at which each sample begins, and the end of the last one.
+    /// The index in `indices` at which each sample begins, and then the end of the last sample.
     offsets: Vec<usize>,
     indices: Vec<u32>,
     values: Vec<f32>,
 }
 
 impl Samples {
-    /// Parses lines. Without `gaps`, the texts that stand for a missing label, lines may have none.
+    /// Parses lines. `gaps` are the texts that stand for a missing label. Without `gaps`, labels are not read, and
+    /// lines may lack them.
     fn parse(text: &Text, samples: &[u32], gaps: Option<&Gaps>) -> Result<Self, InputError> {
         let mut parsed = Self {
             rows: text.rows(samples),
@@ -293,10 +295,10 @@ impl Samples {
         Ok(())
     }
 
-    /// Returns the features as inputs.
+    /// Returns the features as an input column.
     ///
     /// # Errors
-    /// Names the first index that is out of range.
+    /// Names the first index that is out of range; [`InputError::Invalid`] if dense samples have too many numbers.
     fn inputs(&self, features: Features) -> Result<Column, InputError> {
         let (first, width) = (features.first, features.width as usize);
         let place = |index: u32| index.checked_sub(first).map(|i| i as usize);

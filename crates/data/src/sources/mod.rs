@@ -1,4 +1,4 @@
-//! The sources that ship.
+//! The data sources of this crate.
 
 pub(crate) mod batches;
 mod by_name;
@@ -27,10 +27,11 @@ use survey::ColumnSurvey;
 
 pub use by_name::Sources;
 
-/// Returns the cells of columns of a job's data as texts, for samples that are predicted: a row for each sample, in their order.
+/// Returns the cells of columns of a job's data as texts, for all samples of a prediction: one vector for each column,
+/// in the order of the samples.
 ///
 /// # Errors
-/// If the data has no columns with names, or lacks one of these, or cannot be read.
+/// If the data has no columns with names, lacks one of these columns, or cannot be read.
 pub fn texts(job: &Job, names: &[String]) -> Result<Vec<Vec<String>>, InputError> {
     let setup = DataSetup {
         settings: &job.data,
@@ -46,7 +47,7 @@ pub fn texts(job: &Job, names: &[String]) -> Result<Vec<Vec<String>>, InputError
     }
 }
 
-/// Returns what the columns of a table look like, by its first rows.
+/// Surveys the columns of a table by its first rows.
 ///
 /// # Errors
 /// If the data is no table with named columns, or cannot be read.

@@ -1,9 +1,9 @@
-//! Arrays of NumPy in `.npy` files, a file for each class, as Quick, Draw! has them.
+//! NumPy arrays in `.npy` files, one file for each class, as in Quick, Draw!
 //!
-//! `data.dir` is a folder of files such as `cat.npy`, each an array `(N, ...)` of bytes or numbers; the classes are the
-//! files in the order of their names. Bytes are divided by 255. Rows of `(N, 784)` or `(N, 1, 784)`, and of other squares,
-//! become pictures `(1, 28, 28)`. A share of each class is held out (`data.held_out`), chosen by the job's seed.
-//! `data.options.most` limits the samples that are read of each class.
+//! `data.dir` is a folder of files such as `cat.npy`, each with an array `(N, ...)` of bytes or numbers. The classes
+//! are sorted by the names of their files. Bytes are divided by 255. Samples of `(N, 784)` or `(N, 1, 784)`, and of
+//! other square numbers, become pictures `(1, 28, 28)`. A share of each class is held out (`data.held_out`), chosen by
+//! the job's seed. `data.options.most` limits the number of samples that are read of each class.
 
 use std::io::Read;
 use std::ops::Range;
@@ -64,8 +64,8 @@ impl Source for Npy {
     }
 }
 
-/// Returns a data set that reads the samples from their files, in chunks of about `size` bytes. A share of the chunks of each
-/// class is held out.
+/// Returns a data set that reads the samples from their files, in chunks of about `size` bytes. A share of the chunks
+/// of each class is held out.
 fn stream(setup: &DataSetup, arrays: Vec<Array>, size: u64) -> Result<Dataset, InputError> {
     let mut parts = Vec::new();
     let mut classes: Vec<(PathBuf, usize)> = Vec::new();
@@ -109,7 +109,7 @@ fn stream(setup: &DataSetup, arrays: Vec<Array>, size: u64) -> Result<Dataset, I
 /// Arrays in files, one for each class.
 struct Classes {
     arrays: Vec<Array>,
-    /// The array and the samples of each chunk.
+    /// The index of each chunk's array, and the samples of the chunk in it.
     parts: Vec<(usize, Range<usize>)>,
     chunks: Vec<Chunk>,
     /// The label of each chunk's samples.
@@ -117,7 +117,7 @@ struct Classes {
 }
 
 impl Chunks for Classes {
-    /// The number of a chunk, and its bytes.
+    /// The index of a chunk, and its bytes.
     type Raw = (usize, Vec<u8>);
     /// The samples, and their labels.
     type Parsed = (Column, Vec<u32>);
@@ -187,7 +187,7 @@ impl Elements {
 }
 
 impl Array {
-    /// Reads the header of a file. The array has the first `most` samples of the file, or all.
+    /// Reads the header of a file. The array has the first `most` samples of the file, or all samples without `most`.
     fn open(file: DataFile, most: Option<u64>) -> Result<Self, InputError> {
         let (path, length) = (file.path(), file.size());
         let header = Header::read(&mut file.reader()).map_err(|problem| wrong(path, &problem))?;
@@ -262,8 +262,8 @@ impl Array {
         self.checked(self.read(samples)?, |sample| first + sample)
     }
 
-    /// Returns the elements of samples with these bytes, and refuses NaN and infinity. `number` maps the index of a sample in
-    /// `bytes` to its number in the file.
+    /// Returns the elements of samples with these bytes. Refuses NaN and infinity. `number` maps the index of a sample
+    /// in `bytes` to its index in the file.
     fn checked(
         &self,
         bytes: Vec<u8>,
@@ -289,14 +289,14 @@ impl Array {
     }
 }
 
-/// The header of a file: a magic number, the version, the length of a text, and the text, which is a dictionary of Python
+/// The header of a file: a magic number, the version, the length of a text, and the text, which is a Python dictionary
 /// ("NumPy Enhancement Proposal 1").
 struct Header {
-    /// The bytes before the values.
+    /// The number of bytes before the values.
     length: u64,
     /// The type of the values, as in `<f4`.
     kind: String,
-    /// The bytes of each value.
+    /// The number of bytes of each value.
     size: usize,
     shape: Vec<usize>,
 }
@@ -358,7 +358,7 @@ impl Header {
         })
     }
 
-    /// Returns bytes as they are, and other values as numbers.
+    /// Returns the elements with these bytes. Elements of one byte stay bytes, and others become `f32`.
     fn elements(&self, bytes: Vec<u8>) -> Elements {
         fn numbers<const N: usize>(bytes: &[u8], number: fn([u8; N]) -> f32) -> Elements {
             let (values, _) = bytes.as_chunks::<N>();
@@ -382,7 +382,8 @@ impl Header {
     }
 }
 
-/// Returns the shape of a sample, which is a picture if it is a square of values in one row.
+/// Returns the shape of a sample. A single row of at least 64 values becomes a square picture if its length is a square
+/// number.
 fn picture(sample: &[usize]) -> Vec<usize> {
     let (&[size] | &[1, size]) = sample else {
         return sample.to_vec();

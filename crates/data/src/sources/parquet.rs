@@ -1,8 +1,9 @@
 //! Parquet files: columns of numbers, texts and dates, one of them a label.
 //!
-//! `data.dir` is a folder with `train.parquet` and, perhaps, `test.parquet`, a single file, or a pattern of names;
-//! `tabular` tells what becomes of the columns. A list can be a column of ids; a structure is refused, unless the job ignores it. Files may be
-//! compressed with Snappy, gzip, LZ4, Zstandard or Brotli. The columns in which pandas keeps the index of a frame are left out.
+//! `data.dir` is a folder with `train.parquet` and possibly `test.parquet`, a single file, or a pattern of file names;
+//! `tabular` describes what becomes of the columns. A column of lists can have ids. A column of structures is refused
+//! unless the job ignores it. Files may be compressed with Snappy, gzip, LZ4, Zstandard or Brotli. The columns in which
+//! pandas keeps the index of a frame are ignored unless the job gives them a type.
 
 mod cells;
 
@@ -30,7 +31,7 @@ use crate::reading::chunks::{Chunk, Chunks};
 use crate::reading::parts;
 use crate::source::{DataSetup, Source};
 
-/// The most elements of all lists of a row group.
+/// The most elements that all lists of a column have in a row group.
 const MOST_ELEMENTS: i64 = 1 << 26;
 
 /// The source `parquet`.
@@ -46,7 +47,7 @@ impl Source for Parquet {
     }
 }
 
-/// Returns what the columns of files look like.
+/// Surveys the columns of files.
 ///
 /// # Errors
 /// If the files cannot be read.
@@ -56,7 +57,7 @@ pub(crate) fn survey(setup: &DataSetup) -> Result<Vec<ColumnSurvey>, InputError>
     })
 }
 
-/// Returns the cells of these columns of all samples to predict, as texts.
+/// Returns the cells of the columns in `names` as texts, for all samples of a prediction.
 ///
 /// # Errors
 /// If the files cannot be read, or lack a column.
@@ -72,7 +73,7 @@ struct ParquetFiles {
     header: Header,
     groups: Vec<Group>,
     chunks: Vec<Chunk>,
-    /// Hashes of the files' metadata, which have the places and sizes of all pages.
+    /// A hash of each file's metadata, which has the offsets and sizes of all column chunks.
     metadata: Vec<u32>,
 }
 
@@ -80,11 +81,11 @@ struct ParquetFiles {
 struct Group {
     file: usize,
     number: usize,
-    /// The rows of the file before it.
+    /// The number of rows before the group in its file.
     first: u64,
     rows: u32,
     bytes: Range<u64>,
-    /// The rows with a label, if those without are left out.
+    /// The indices of the rows with a label; none if all rows are samples.
     labelled: Option<Vec<u32>>,
 }
 
@@ -229,10 +230,11 @@ thread_local! {
     static IS_READING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Leaves panics that become errors out of the log.
+/// Installs, once, the hook that keeps panics out of the log if they become errors.
 static QUIET: Once = Once::new();
 
-/// Runs what reads a file. The library panics on some damaged files (`damaged_files_are_refused` has such).
+/// Calls a function that reads a file, and turns a panic into an error. The library panics on some damaged files (the
+/// test `damaged_files_are_refused` has some).
 fn safely<T>(path: &Path, read: impl FnOnce() -> Result<T, InputError>) -> Result<T, InputError> {
     QUIET.call_once(|| {
         let usual = take_hook();
@@ -248,13 +250,13 @@ fn safely<T>(path: &Path, read: impl FnOnce() -> Result<T, InputError>) -> Resul
     done.unwrap_or_else(|_| Err(damaged(path, "its pages do not fit together")))
 }
 
-/// Opens a file of which this part will be read.
+/// Opens a file. If the file is in an object store, reads `part` in advance.
 fn open(path: &Path, part: Range<u64>) -> Result<SerializedFileReader<DataFile>, InputError> {
     SerializedFileReader::new(DataFile::open(path)?.with_part(part)?)
         .map_err(|error| damaged(path, &error.to_string()))
 }
 
-/// Returns the place of a row group's pages.
+/// Returns the bytes of the file that a row group spans.
 fn bytes_of(group: &RowGroupMetaData) -> Range<u64> {
     let columns = group.columns().iter().map(ColumnChunkMetaData::byte_range);
     let start = columns.clone().map(|(start, _)| start).min();
@@ -285,7 +287,8 @@ impl ChunkReader for DataFile {
     }
 }
 
-/// Returns the metadata at the end of a file, before its length and the last four bytes.
+/// Returns the metadata at the end of a file. Only the metadata's length and a magic number follow it, of four bytes
+/// each.
 fn footer(path: &Path) -> Result<Vec<u8>, InputError> {
     let file = DataFile::open(path)?;
     let end = file.size().saturating_sub(8);

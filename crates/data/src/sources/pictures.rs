@@ -1,7 +1,7 @@
 //! Pictures that are resized, normalised, and varied in training.
 //!
-//! Random changes depend on the job's seed, the number of the pass and the position alone: a step that is computed
-//! again, by whichever worker, gets the same pictures.
+//! Random changes depend only on the job's seed, the pass and the position. So a step that is computed again, on
+//! whichever worker, gets the same pictures.
 
 use std::ops::Range;
 
@@ -19,7 +19,8 @@ use crate::samples::{Order, Samples};
 /// Returns a data set with its pictures changed.
 ///
 /// # Errors
-/// [`InputError::Invalid`] if its samples are not pictures, or the settings do not fit them.
+/// [`InputError::Invalid`] if the samples are not pictures, or if the settings do not fit the pictures;
+/// [`InputError::Fields`] if there is not exactly one input.
 pub(super) fn change(data: Dataset, settings: &job::Pictures) -> Result<Dataset, InputError> {
     let input = data.signature.input()?;
     let shape = Shape::new(input, settings)?;
@@ -103,7 +104,7 @@ struct Pictures {
     /// The name of the input.
     name: String,
     shape: Shape,
-    /// How rows and columns are resized.
+    /// The taps that resize the rows and the columns.
     down: Vec<Tap>,
     across: Vec<Tap>,
     settings: job::Pictures,
@@ -168,7 +169,7 @@ impl Samples for Pictures {
 }
 
 impl Pictures {
-    /// Appends the changed values of a channel.
+    /// Appends the changed values of a channel to `to`.
     fn change_channel(
         &self,
         channel: usize,
@@ -202,8 +203,9 @@ impl Pictures {
     }
 }
 
-/// Returns the values of a channel with the rows and columns of these taps: a bilinear interpolation, in which a pixel of a
-/// smaller picture is the mean over all pixels that it replaces. The `image` crate's resizing limits values to 0 to 1.
+/// Returns the values of a channel, with its rows and columns resized by these taps: a bilinear interpolation, in which
+/// a pixel of a smaller picture is the weighted mean of all pixels that it replaces. The resizing of the crate `image`
+/// would limit values to the range from 0 to 1.
 fn resize(values: &[f32], down: &[Tap], across: &[Tap]) -> Vec<f32> {
     let width = across.last().map_or(0, Tap::end);
     let mut narrow = Vec::new();
@@ -218,14 +220,14 @@ fn resize(values: &[f32], down: &[Tap], across: &[Tap]) -> Vec<f32> {
     resized
 }
 
-/// The pixels along an axis of which a new pixel is the weighted mean.
+/// The pixels along an axis whose weighted mean is a new pixel.
 struct Tap {
     first: usize,
     weights: Vec<f32>,
 }
 
 impl Tap {
-    /// Returns the taps of an axis, given its number of pixels before and after.
+    /// Returns the taps of an axis, given its number of pixels before and after the change.
     fn of_axis((before, after): (usize, usize)) -> Vec<Self> {
         let scale = before as f64 / after as f64;
         let reach = scale.max(1.0);
@@ -244,7 +246,7 @@ impl Tap {
         (0..after).map(tap).collect()
     }
 
-    /// Returns the end of the pixels; of the last tap, it is the number of all.
+    /// Returns the end of the tap's pixels. The last tap ends at the number of pixels of the axis.
     fn end(&self) -> usize {
         self.first + self.weights.len()
     }

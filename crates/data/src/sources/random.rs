@@ -10,13 +10,13 @@ use crate::samples::memory::InMemory;
 use crate::source::{DataSetup, Source};
 
 const TRAINING: u64 = 60_000;
-/// The number is small, because an evaluation interrupts the measurement.
+/// The number of held-out samples. It is small, because an evaluation interrupts the measurement.
 const EVALUATION: u64 = 1_000;
 
-/// The bytes of a label.
+/// The number of bytes of a label.
 const LABEL_BYTES: u64 = 4;
 
-/// The most bytes of all training samples.
+/// The most bytes that all training samples can have together.
 const MOST_BYTES: u64 = 1 << 36;
 
 /// The source `random`.

@@ -1,4 +1,4 @@
-//! A survey of the columns of a table: types, gaps, ranges and examples.
+//! A survey of the columns of a table: types, missing values, ranges and examples.
 
 use std::collections::BTreeMap;
 
@@ -13,57 +13,58 @@ use crate::error::InputError;
 use crate::reading::chunks::Chunks;
 use crate::source::{DataSetup, Purpose};
 
-/// The rows that are looked at.
+/// The number of rows after which no further chunk is read.
 const ROWS: u64 = 100_000;
 
-/// The different texts of a column that are counted.
+/// The most distinct texts of a column that are counted.
 const MOST_DISTINCT: usize = 100_000;
 
-/// The texts that are shown of a column.
+/// The most examples of a column.
 const EXAMPLES: usize = 3;
 
-/// With more different texts than this, and than half of the rows, a column of texts is left out: each text hardly occurs again.
+/// A column of texts is ignored if it has more distinct texts than this, and distinct texts in more than half of the
+/// rows: its texts hardly occur again.
 const FEW: usize = 50;
 
-/// What a column of a table looks like.
+/// The survey of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnSurvey {
     /// The name.
     pub name: String,
-    /// What its cells are.
+    /// The kind of the cells.
     pub looks: Looks,
-    /// The rows that were looked at.
+    /// The number of rows that were read.
     pub rows: u64,
-    /// The rows without a value.
+    /// The number of rows without a value; 0 for lists.
     pub missing: u64,
-    /// The number of different values; of very many, some are not counted.
+    /// The number of distinct values, of which at most 100,000 are counted.
     pub distinct: usize,
-    /// The least and the greatest number.
+    /// The least and the greatest number; none if the column does not have numbers.
     pub range: Option<(f64, f64)>,
     /// Some values, in the order of the file.
     pub examples: Vec<String>,
     /// True if a number has a fraction.
     pub has_fractions: bool,
-    /// The format of dates that are not written as in ISO 8601.
+    /// The format of dates; none if they are in ISO 8601, or if the column does not have dates.
     pub format: Option<&'static str>,
 }
 
-/// What the cells of a column are, but for those that are missing.
+/// The kind of a column's cells. Missing cells do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looks {
-    /// All are missing.
+    /// All cells are missing.
     Nothing,
     /// Numbers.
     Numbers,
     /// Dates or times.
     Dates,
-    /// Texts of which some are neither.
+    /// Texts that are neither all numbers nor all dates.
     Texts,
     /// Lists.
     Lists,
 }
 
-/// A column while its rows pass by.
+/// What has been seen of a column.
 #[derive(Default)]
 struct Seen {
     /// How often each text occurs, in the order of the texts.
@@ -72,7 +73,7 @@ struct Seen {
     is_list: bool,
 }
 
-/// Looks at the first rows of a table, which `cut` opens.
+/// Surveys the first rows of a table, which `cut` opens.
 ///
 /// # Errors
 /// Those of `cut`, or if the table has structures.
@@ -188,7 +189,7 @@ impl Seen {
 }
 
 impl ColumnSurvey {
-    /// Returns what the column would become as an input of a model.
+    /// Returns the type that the column could have as an input of a model.
     pub fn suggestion(&self) -> ColumnType {
         let missing = (self.missing > 0).then_some(Missing::Rule(MissingRule::Mean));
         let (transform, buckets) = (Transform::default(), None);
@@ -217,7 +218,7 @@ impl ColumnSurvey {
         }
     }
 
-    /// Returns the line of `[data.columns]` that the column needs; none for numbers without gaps.
+    /// Returns the line of `[data.columns]` that the column needs; none for numbers without missing values.
     pub fn line(&self) -> Option<String> {
         let missing = match self.missing {
             0 => "",
@@ -241,7 +242,8 @@ impl ColumnSurvey {
     }
 }
 
-/// Adds to the error of a table the lines of all columns that need one, if there are several: people then write them at once.
+/// Adds the lines that columns need to the error of a table, if several columns need one. People can then write all
+/// lines at once.
 pub(crate) fn with_all_lines<C: Chunks<Parsed = Table>>(
     error: InputError,
     setup: &DataSetup,

@@ -1,10 +1,11 @@
-//! Data sets of tables: columns by their types, what is fitted to the training samples, and the held-out part.
+//! Data sets of tables: the types of columns, the parameters that are fitted to the training samples, and the held-out
+//! samples.
 //!
-//! `data.dir` is a folder with `train.EXTENSION` and, perhaps, `test.EXTENSION`, or a single file, or a pattern of names,
-//! of which all files have the same columns. One column is the
-//! label; `data.target` says what it is. `data.columns` gives the types of the others, which are numbers if it says
-//! nothing. The number columns and dates together are the input `inputs`; each category is an input of its own.
-//! Without a file of their own, a share of the samples is held out, chosen by the job's seed.
+//! `data.dir` is a folder with `train.EXTENSION` and possibly `test.EXTENSION`, a single file, or a pattern of file
+//! names; all files have the same columns. One column is the label, whose kind `data.target` gives. `data.columns`
+//! gives the types of the other columns, which are numbers by default. All number columns and dates together are the
+//! input `inputs`; each column of categories or ids is an input of its own. If the held-out samples have no file of
+//! their own, a share of the samples is held out, chosen by the job's seed.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -27,10 +28,10 @@ use crate::reading::held_out::HeldOut;
 use crate::samples::memory::InMemory;
 use crate::source::{DataSetup, Purpose};
 
-/// Opens a data set of tables; `cut` opens files of its format.
+/// Opens a data set of tables in files, which `cut` opens.
 ///
 /// # Errors
-/// Those of `cut`, and of labels that do not fit.
+/// Those of `cut`, and those of labels that do not fit.
 pub(crate) fn open<C: Chunks<Parsed = Table>>(
     setup: &DataSetup,
     extension: &str,
@@ -84,10 +85,10 @@ pub(crate) fn open<C: Chunks<Parsed = Table>>(
     })
 }
 
-/// Opens a data set of rows that are in no file; `cut` returns them.
+/// Opens a data set of rows that are in no file, which `cut` returns.
 ///
 /// # Errors
-/// Those of `cut`, and of labels that do not fit.
+/// Those of `cut`, and those of labels that do not fit.
 pub(crate) fn open_rows<C: Chunks<Parsed = Table>>(
     setup: &DataSetup,
     place: &Path,
@@ -113,10 +114,10 @@ pub(crate) fn open_rows<C: Chunks<Parsed = Table>>(
     }
 }
 
-/// Returns the cells of these columns of all samples to predict, as texts.
+/// Returns the cells of the columns in `names` as texts, for all samples of a prediction: one vector for each column.
 ///
 /// # Errors
-/// Those of `cut`, or if a column is not there.
+/// Those of `cut`, or if a column does not exist.
 pub(crate) fn texts<C: Chunks<Parsed = Table>>(
     setup: &DataSetup,
     names: &[String],
@@ -156,11 +157,11 @@ pub(crate) fn texts<C: Chunks<Parsed = Table>>(
     Ok(columns)
 }
 
-/// The columns of all tables, as they pass by.
+/// What is learned from the columns of all tables.
 struct Columns {
-    /// What the columns were fitted to in training, if this is not one.
+    /// The parameters that were fitted in training; none if this is the training.
     known: Option<Fitted>,
-    /// The labels of the files to train on.
+    /// The labels of the training files.
     labels: Labels,
     fitting: Fitting,
 }
@@ -199,7 +200,7 @@ impl Format for Columns {
     }
 }
 
-/// Returns how tables with labels are decoded.
+/// Returns the function that decodes tables with labels.
 fn labelled(fitted: Fitted) -> Decode<Table> {
     let unknown = UnknownCategories::default();
     Arc::new(move |table: Table| {
@@ -213,12 +214,12 @@ fn labelled(fitted: Fitted) -> Decode<Table> {
     })
 }
 
-/// The columns for which it was said that their categories are unknown.
+/// The columns for which a warning about unknown categories has been logged.
 #[derive(Default)]
 struct UnknownCategories(Mutex<HashSet<String>>);
 
 impl UnknownCategories {
-    /// Says once for each column if most of its cells have categories that the training did not have.
+    /// Logs a warning, once for each column, if most cells of a column have categories that the training did not have.
     fn warn(&self, fitted: &Fitted, table: &Table) {
         for (name, share, examples) in fitted.mostly_unknown(table) {
             if self.0.lock().insert(name.to_owned()) {
@@ -232,7 +233,7 @@ impl UnknownCategories {
     }
 }
 
-/// Returns how tables without labels are decoded.
+/// Returns the function that decodes tables without labels.
 pub(crate) fn unlabelled(fitted: Fitted) -> Decode<Table> {
     let unknown = UnknownCategories::default();
     Arc::new(move |table: Table| {
@@ -242,7 +243,7 @@ pub(crate) fn unlabelled(fitted: Fitted) -> Decode<Table> {
     })
 }
 
-/// Returns the files to train on, and that with the samples that are held out, if there is one.
+/// Returns the training files, and the file with the held-out samples, if there is one.
 fn find(place: &Path, extension: &str) -> Result<(Vec<PathBuf>, Option<PathBuf>), InputError> {
     let (train, test) = match files::kind(place)? {
         Kind::Folder => {

@@ -1,4 +1,4 @@
-//! Samples that count in the loss by their class.
+//! Samples whose weight in the loss depends on their class.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,11 +12,11 @@ use crate::samples::field::ValueType;
 use crate::samples::memory::InMemory;
 use crate::samples::{Order, Samples};
 
-/// Returns a data set in which each sample has the weight of its class, times the weight that it has already. Classes are labels as the data
-/// has them. Those that are not named have the weight 1.
+/// Returns a data set in which the weight of each sample is multiplied by the weight of its class. `weights` has the
+/// weights of classes by label, as the labels are in the data. All other classes have the weight 1.
 ///
 /// # Errors
-/// [`InputError::Invalid`] if the target is no class, or a label does not occur.
+/// [`InputError::Invalid`] if the target is not a class, or if the data does not have a label.
 pub(super) fn weigh_classes(
     data: Dataset,
     weights: &BTreeMap<String, f32>,
@@ -58,7 +58,7 @@ pub(super) fn weigh_classes(
     })
 }
 
-/// Returns the class of a label.
+/// Returns the class of a label; none if the data does not have the label.
 fn class_of(label: &str, fitted: Option<&Fitted>) -> Option<u32> {
     match fitted.map(|fitted| &fitted.target) {
         Some(Target::Class { numbers, .. }) => numbers.get(label).copied(),

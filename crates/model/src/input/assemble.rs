@@ -1,4 +1,4 @@
-//! Makes a batch of samples.
+//! Converts samples to batches.
 
 use std::ops::Range;
 

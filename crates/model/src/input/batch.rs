@@ -12,7 +12,7 @@ pub struct Batch {
     inputs: BTreeMap<String, Feature>,
     targets: BTreeMap<String, Tensor>,
     weights: Option<Tensor>,
-    /// For each table and column, the place of each id's row among the rows of the step, as `u32`.
+    /// For each table and column, the index of each id's row among the rows of the step, as `u32`.
     rows: BTreeMap<(String, String), Tensor>,
 }
 
@@ -21,11 +21,11 @@ pub struct Batch {
 pub enum Feature {
     /// A tensor of shape `[samples, ...shape of the field]`.
     Dense(Tensor),
-    /// Any number of values in each sample.
+    /// A list of values for each sample.
     Ragged(Ragged),
 }
 
-/// Values of which each sample has any number.
+/// Lists of values, one for each sample, of any length.
 #[derive(Clone, Debug)]
 pub struct Ragged {
     /// The values of all samples, one after the other.
@@ -33,7 +33,7 @@ pub struct Ragged {
     /// The index in `values` at which each sample begins, then the end of the last sample. There is one more offset
     /// than samples.
     pub offsets: Vec<usize>,
-    /// A weight of each value, as `f32`; none if all count alike.
+    /// The weight of each value, as `f32`; none if all values have the same weight.
     pub weights: Option<Tensor>,
 }
 
@@ -69,7 +69,7 @@ impl Batch {
         self
     }
 
-    /// Adds an input of which each sample has any number of values.
+    /// Adds an input that has a list of values for each sample.
     #[must_use]
     pub fn with_ragged(mut self, name: &str, values: Ragged) -> Self {
         self.inputs.insert(name.to_owned(), Feature::Ragged(values));
@@ -95,10 +95,10 @@ impl Batch {
         self.samples
     }
 
-    /// Returns the input of data that has a single one.
+    /// Returns the only input.
     ///
     /// # Errors
-    /// If there are several, or it is ragged.
+    /// If there is not exactly one input, or if it is ragged.
     pub fn input(&self) -> Result<&Tensor> {
         match self.inputs.values().next() {
             Some(Feature::Dense(values)) if self.inputs.len() == 1 => Ok(values),
@@ -112,7 +112,7 @@ impl Batch {
     /// Returns the dense input of this name.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such input, or if it is ragged.
     pub fn input_of(&self, name: &str) -> Result<&Tensor> {
         match self.inputs.get(name) {
             Some(Feature::Dense(values)) => Ok(values),
@@ -126,10 +126,10 @@ impl Batch {
         }
     }
 
-    /// Returns the input of this name, of which each sample has any number of values.
+    /// Returns the ragged input of this name, which has a list of values for each sample.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such input, or if it is dense.
     pub fn ragged(&self, name: &str) -> Result<&Ragged> {
         match self.inputs.get(name) {
             Some(Feature::Ragged(values)) => Ok(values),
@@ -141,7 +141,7 @@ impl Batch {
         }
     }
 
-    /// Returns the values of a column of ids, one after the other if samples have different numbers of them.
+    /// Returns the ids of a column. Those of a ragged column are concatenated over all samples.
     pub(crate) fn ids_of(&self, column: &str) -> Result<&Tensor> {
         match self.inputs.get(column) {
             Some(Feature::Dense(values)) => Ok(values),
@@ -150,13 +150,13 @@ impl Batch {
         }
     }
 
-    /// Sets the places of the rows of a column's ids.
+    /// Sets the index of the row of each id of a column, among the rows of the step.
     pub(crate) fn set_rows(&mut self, table: &str, column: &str, places: Tensor) {
         let key = (table.to_owned(), column.to_owned());
         self.rows.insert(key, places);
     }
 
-    /// Returns the places of the rows of a column's ids.
+    /// Returns the index of the row of each id of a column, among the rows of the step.
     pub(crate) fn rows_of(&self, table: &str, column: &str) -> Result<&Tensor> {
         let key = (table.to_owned(), column.to_owned());
         match self.rows.get(&key) {
@@ -170,10 +170,10 @@ impl Batch {
         &self.inputs
     }
 
-    /// Returns the target of data that has a single one.
+    /// Returns the only target.
     ///
     /// # Errors
-    /// If there are none or several.
+    /// If there is not exactly one target.
     pub fn target(&self) -> Result<&Tensor> {
         match self.targets.values().next() {
             Some(values) if self.targets.len() == 1 => Ok(values),
@@ -187,7 +187,7 @@ impl Batch {
     /// Returns the target of this name.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such target.
     pub fn target_of(&self, name: &str) -> Result<&Tensor> {
         match self.targets.get(name) {
             Some(values) => Ok(values),
@@ -198,7 +198,7 @@ impl Batch {
         }
     }
 
-    /// Returns the weights of the samples in the loss, if they differ.
+    /// Returns the weights of the samples in the loss; none if all samples have the same weight.
     pub fn weights(&self) -> Option<&Tensor> {
         self.weights.as_ref()
     }
@@ -214,7 +214,7 @@ impl Batch {
             })
     }
 
-    /// Returns the batch in a device's memory.
+    /// Returns a copy of the batch in a device's memory.
     ///
     /// # Errors
     /// candle's.
@@ -250,10 +250,11 @@ impl Batch {
         })
     }
 
-    /// Returns the batch of some of the samples, which shares the memory of this one. It has no rows of tables.
+    /// Returns a batch of some of the samples, which shares the memory of this batch. It lacks the indices of table
+    /// rows.
     ///
     /// # Errors
-    /// If there are no such samples, or candle's.
+    /// If the batch does not have these samples, or candle's.
     pub fn part(&self, samples: Range<usize>) -> Result<Self> {
         let part = |values: &Tensor| values.narrow(0, samples.start, samples.len());
         let input = |feature: &Feature| -> Result<Feature> {

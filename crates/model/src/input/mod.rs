@@ -3,7 +3,7 @@
 //! - `batch`: samples that are computed together
 //! - `assemble`: makes a batch of samples
 //!
-//! The crate `data` makes the samples. This module exports its public items again.
+//! The crate `data` provides the samples. This module re-exports the public items of that crate.
 
 mod assemble;
 mod batch;

@@ -6,8 +6,8 @@ use super::wide_deep::WideDeep;
 use crate::{Batch, Model, Pass, Setup};
 
 /// A factorization machine and a multi-layer perceptron over the same vectors of ids (Guo et al., "DeepFM: A
-/// Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017): [`WideDeep`], and the products of all pairs
-/// of vectors. It predicts a number or a binary target.
+/// Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017): the output of [`WideDeep`], plus the
+/// products of all pairs of vectors. It predicts a number or a binary target.
 ///
 /// Tables and variables are those of [`WideDeep`].
 pub struct DeepFm(WideDeep);
@@ -26,9 +26,9 @@ impl Model for DeepFm {
     }
 }
 
-/// Returns the sum of the products of all pairs of a sample's vectors, of shape `[samples, 1]`: half
-/// the difference between the square of their sum and the sum of their squares (Rendle, "Factorization Machines", ICDM
-/// 2010, lemma 3.1).
+/// Returns the sum of the products of all pairs of a sample's vectors, of shape `[samples, 1]`: half the difference
+/// between the square of the vectors' sum and the sum of their squares (Rendle, "Factorization Machines", ICDM 2010,
+/// lemma 3.1). None if there are no vectors.
 fn pairs(vectors: &[Looked]) -> Result<Option<Tensor>> {
     if let [Looked::Dense(vectors)] = vectors {
         return nn::sum_of_pairs(vectors).map(Some);

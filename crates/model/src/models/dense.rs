@@ -19,7 +19,7 @@ impl Dense {
         Self::in_blocks(inputs, hidden, classes, |_| Ok(vars.clone()))
     }
 
-    /// `vars` returns the variables for a layer of that number.
+    /// Builds each layer with the variables that `vars` returns for the layer's index.
     pub(super) fn in_blocks<'v>(
         inputs: usize,
         hidden: &[usize],

@@ -6,9 +6,9 @@ use super::inputs::{Inputs, Looked, Vectors};
 use super::options::Options;
 use crate::{Batch, Model, Pass, Setup};
 
-/// The model of Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019):
-/// a perceptron makes one vector of the numbers; the products of all pairs of this vector and those of ids go, with it, into
-/// a second perceptron. It predicts a number or a binary target.
+/// The model of Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems"
+/// (2019). A perceptron turns the numbers into one vector. This vector, and the products of all pairs among this vector
+/// and the vectors of ids, are the inputs of a second perceptron. The model predicts a number or a binary target.
 ///
 /// Table: `embedding` of dimension `model.embedding`. Variables: `bottom.hidden.0.weight`, ..., `bottom.output.weight`,
 /// `bottom.output.bias` and `top.hidden.0.weight`, ..., with the widths in `model.hidden`.
@@ -17,7 +17,7 @@ pub struct Dlrm {
     vectors: Vectors,
     bottom: Dense,
     top: Dense,
-    /// The places of the pairs in a matrix of all products.
+    /// The indices of the pairs in the flattened matrix of all products.
     pairs: Vec<u32>,
 }
 

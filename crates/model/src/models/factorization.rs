@@ -9,12 +9,13 @@ use crate::{Batch, Model, Pass, Setup};
 /// The standard deviation of the vectors' initial values.
 const SPREAD: f64 = 0.01;
 
-/// A factorization machine of degree 2 (Rendle, "Factorization Machines", ICDM 2010): a bias, a weight for each feature,
-/// and for each pair of features the product of their vectors, which have `model.embedding` elements. For a user and an item
-/// it equals matrix factorization with biases. It predicts a number or a binary target.
+/// A factorization machine of degree 2 (Rendle, "Factorization Machines", ICDM 2010): a bias, a weight for each
+/// feature, and for each pair of features the product of their vectors, which have `model.embedding` elements. With a
+/// user and an item as features, it equals matrix factorization with biases. It predicts a number or a binary target.
 ///
-/// Variables: `bias`; for each input of ids `linear.INPUT.weight` of shape `[categories, 1]` and `embedding.INPUT.weight`
-/// of shape `[categories, model.embedding]`; for numbers `numbers.weight` of shape `[numbers, 1]` and `numbers.vectors`.
+/// Variables: `bias`; for each input of ids `linear.INPUT.weight` of shape `[categories, 1]` and
+/// `embedding.INPUT.weight` of shape `[categories, model.embedding]`; for numbers `numbers.weight` of shape `[numbers,
+/// 1]` and `numbers.vectors` of shape `[numbers, model.embedding]`.
 pub struct FactorizationMachine {
     inputs: Inputs,
     /// The weights of ids.

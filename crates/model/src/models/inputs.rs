@@ -8,7 +8,7 @@ use crate::input::{Field, ValueType};
 use crate::tables::{Embeddings, Table};
 use crate::{Batch, Feature, Ragged, Setup};
 
-/// The inputs of data of any kind: numbers, which are joined into one row, and ids.
+/// The inputs of a model: numbers, which are joined into one row for each sample, and ids.
 pub(super) struct Inputs {
     numbers: Vec<String>,
     /// The length of the row of numbers; 0 if there are none.
@@ -17,7 +17,7 @@ pub(super) struct Inputs {
     dtype: DType,
 }
 
-/// The most ids of a variable with a vector for each.
+/// The most ids of an input whose vectors are a variable.
 const MOST_CATEGORIES: usize = 1 << 32;
 
 /// An input of ids.
@@ -25,7 +25,7 @@ struct Ids {
     name: String,
     /// Each id is below this number.
     categories: usize,
-    /// The ids of a sample; none if samples have different numbers of them.
+    /// The number of ids in each sample; none if it differs between samples.
     count: Option<usize>,
 }
 
@@ -38,7 +38,7 @@ impl Inputs {
         }
     }
 
-    /// Returns the inputs of the data with these names.
+    /// Returns the inputs of the data for whose names `takes` returns true.
     pub(super) fn some_of(
         setup: &Setup,
         vars: &VarBuilder,
@@ -73,8 +73,8 @@ impl Inputs {
         self.width == 0 && self.ids.is_empty()
     }
 
-    /// Returns a key of each sample, the same for samples with the same ids; none if the data has no ids of which each
-    /// sample has the same number. Other ids do not count.
+    /// Returns a key for each sample, which is the same for samples with the same ids. Only inputs with the same number
+    /// of ids in each sample count; none if the data has no such input.
     pub(super) fn keys(&self, batch: &Batch) -> Result<Option<Vec<i64>>> {
         let mut hashes: Option<Vec<u64>> = None;
         for ids in self.ids.iter().filter(|ids| ids.count.is_some()) {
@@ -107,8 +107,8 @@ impl Inputs {
         }
     }
 
-    /// Makes the vectors of ids, named `name`: a table with rows on the servers if the job has `model.tables`, otherwise a
-    /// variable `name.INPUT.weight` of shape `[categories, size]` for each input of ids.
+    /// Creates the vectors of ids, named `name`: a table with rows on the servers if the job sets `model.tables`,
+    /// otherwise a variable `name.INPUT.weight` of shape `[categories, size]` for each input of ids.
     pub(super) fn vectors_of(
         &self,
         setup: &Setup,
@@ -134,7 +134,7 @@ impl Inputs {
         Ok(Vectors::Variables(weights))
     }
 
-    /// Makes a table with rows on the servers for all inputs of ids.
+    /// Creates a table with rows on the servers for all inputs of ids.
     pub(super) fn table(
         &self,
         setup: &Setup,
@@ -167,7 +167,7 @@ impl Inputs {
         self.ids.iter().enumerate().map(looked).collect()
     }
 
-    /// Returns the number of vectors that a sample has, side by side.
+    /// Returns the number of vectors that a sample has side by side. A ragged input has one, the sum of its vectors.
     pub(super) fn vector_count(&self) -> usize {
         self.ids.iter().map(|ids| ids.count.unwrap_or(1)).sum()
     }
@@ -179,7 +179,7 @@ fn unknown(field: &Field) -> Error {
     ))
 }
 
-/// Returns the initial values of a table's rows.
+/// Converts the initial values of a variable to those of a table's rows.
 fn initializer(init: Init) -> Result<Initializer> {
     Ok(match init {
         Init::Const(0.0) => Initializer::Zeros,
@@ -243,11 +243,11 @@ pub(super) enum Vectors {
     Table(Embeddings),
 }
 
-/// The vectors of the ids of a batch, each times the weight of its id.
+/// The vectors of the ids of a batch, each multiplied by the weight of its id.
 pub(super) enum Looked {
     /// Of shape `[samples, ids, size]`.
     Dense(Tensor),
-    /// Any number in each sample.
+    /// The vectors of a ragged input.
     Ragged {
         /// Of shape `[ids of all samples, size]`.
         rows: Tensor,
@@ -258,7 +258,7 @@ pub(super) enum Looked {
 }
 
 impl Looked {
-    /// Returns a row of zeros for samples without ids.
+    /// Returns the vectors of a batch in which no sample has an id. `rows` is a single row of zeros.
     fn none(rows: Tensor, owners: Tensor, ids: &Ragged) -> Self {
         Self::Ragged {
             rows,
@@ -312,7 +312,7 @@ impl Looked {
         })
     }
 
-    /// Returns each sample's vectors side by side, or their sum if samples have different numbers of them.
+    /// Returns each sample's vectors side by side, or their sum if the input is ragged.
     pub(super) fn joined(&self) -> Result<Tensor> {
         match self {
             Self::Dense(vectors) => vectors.flatten_from(1),

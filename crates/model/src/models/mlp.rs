@@ -6,10 +6,10 @@ use super::inputs::{Inputs, Vectors};
 use super::options::Options;
 use crate::{Batch, Model, Pass, Setup, forward_blocks};
 
-/// A multi-layer perceptron: hidden layers of the widths in `model.hidden`, each with ReLU
-/// (`hidden.0.weight`, `hidden.0.bias`, ...), and `output.weight`, `output.bias`. Its input is the row of all numbers,
-/// and beside it the vectors of ids: `embedding.INPUT.weight` of shape `[categories, model.embedding]`. Each layer is a block; the
-/// first one has the vectors too.
+/// A multi-layer perceptron: hidden layers of the widths in `model.hidden`, each with ReLU (`hidden.0.weight`,
+/// `hidden.0.bias`, ...), and `output.weight`, `output.bias`. Its input is the row of all numbers, followed by the
+/// vectors of ids: `embedding.INPUT.weight` of shape `[categories, model.embedding]`. Each layer is a block; the first
+/// block also has the vectors.
 pub struct Mlp {
     inputs: Inputs,
     vectors: Vectors,

@@ -9,9 +9,9 @@ use crate::{Batch, Model, Pass, Setup, forward_blocks};
 /// MobileNetV2 (Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018, table 2). For
 /// pictures below 64 x 64 the first two strides are 1.
 ///
-/// Variables: `first`, `stage.S.B.expand`, `.depth`, `.project`, `last`, each with `conv` and `norm`, and `output`. Files
-/// with the names of torchvision's MobileNetV2 can be loaded. Each inverted residual is a block of the chain; the first one has `first`
-/// too, and the last one `last` and `output`.
+/// Variables: `first`, `stage.S.B.expand`, `.depth`, `.project`, `last`, each with `conv` and `norm`, and `output`.
+/// Files with the names of torchvision's MobileNetV2 can be loaded. Each inverted residual is a block of the chain; the
+/// first block also has `first`, and the last block also has `last` and `output`.
 pub struct MobileNetV2 {
     first: Normalized,
     blocks: Vec<Block>,
@@ -19,7 +19,7 @@ pub struct MobileNetV2 {
     output: Linear,
 }
 
-/// Expansion, channels, blocks, and the stride of the first block of each stage.
+/// The expansion, the output channels, the number of blocks, and the stride of the first block, for each stage.
 const STAGES: [(usize, usize, usize, usize); 7] = [
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -93,8 +93,8 @@ impl Model for MobileNetV2 {
     }
 }
 
-/// Returns the name of a variable that torchvision gives a name such as `features.2.conv.0.1.running_mean`: the first
-/// convolution, the blocks one after the other, and the last convolution are `features`.
+/// Returns this model's name for a variable that torchvision calls `foreign`, as in `features.2.conv.0.1.running_mean`.
+/// In torchvision, `features` are the first convolution, the blocks one after another, and the last convolution.
 fn torchvision(foreign: &str) -> Option<String> {
     let (layer, field) = foreign.rsplit_once('.')?;
     if layer == "classifier.1" {
@@ -133,10 +133,10 @@ fn torchvision(foreign: &str) -> Option<String> {
     Some(format!("{layer}.{part}.{field}"))
 }
 
-/// The number of the last convolution among torchvision's features.
+/// The index of the last convolution among torchvision's features.
 const LAST_FEATURE: usize = 18;
 
-/// Returns the stage of a block, and its number there.
+/// Returns the stage of a block, and the index of the block in this stage.
 fn block_of(mut block: usize) -> Option<(usize, usize)> {
     for (stage, (_, _, count, _)) in STAGES.into_iter().enumerate() {
         if block < count {

@@ -1,4 +1,4 @@
-//! The models that come with Flambeau. Their outputs are what the job's loss takes: logits, or numbers.
+//! The built-in models. Their outputs are what the job's loss takes: logits, or numbers.
 
 mod cnn;
 mod deepfm;

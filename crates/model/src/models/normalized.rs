@@ -5,7 +5,8 @@ use nn::{Activation, BatchNorm, BatchNormConfig, Conv2d};
 use crate::{Pass, Setup};
 
 /// A convolution without bias, batch normalisation, and an activation: `conv.weight`, `norm.weight`, `norm.bias`,
-/// `norm.running_mean`, `norm.running_var`. The result is as large as the inputs, divided by the stride.
+/// `norm.running_mean`, `norm.running_var`. The height and width of the outputs are those of the inputs, divided by the
+/// stride.
 pub(super) struct Normalized {
     convolution: Conv2d,
     norm: BatchNorm,
@@ -65,7 +66,7 @@ impl Normalized {
     }
 }
 
-/// Returns the number of channels of pictures, the samples that a convolutional network takes.
+/// Returns the number of channels of the samples. Refuses samples that are not pictures of at least 8 x 8.
 pub(super) fn channels(setup: &Setup) -> Result<usize> {
     match setup.sample_shape()? {
         &[channels, height, width] if height >= 8 && width >= 8 => Ok(channels),
@@ -75,7 +76,8 @@ pub(super) fn channels(setup: &Setup) -> Result<usize> {
     }
 }
 
-/// Returns whether pictures are below 64 x 64: too small for the first strides of networks for larger ones.
+/// Returns whether a side of the pictures is below 64. Such pictures are too small for the first strides of the
+/// networks.
 pub(super) fn is_small(setup: &Setup) -> Result<bool> {
     let sides = setup.sample_shape()?.iter().skip(1);
     Ok(sides.copied().any(|side| side < 64))

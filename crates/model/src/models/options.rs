@@ -7,7 +7,7 @@ use crate::Setup;
 pub(super) struct Options<'a>(&'a Table);
 
 impl<'a> Options<'a> {
-    /// Refuses settings with other names than these.
+    /// Returns the settings. Refuses settings other than those in `names`.
     pub(super) fn new(setup: &Setup<'a>, names: &[&str]) -> Result<Self> {
         let options = &setup.settings.options;
         match options.keys().find(|key| !names.contains(&key.as_str())) {

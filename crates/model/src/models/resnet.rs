@@ -7,13 +7,13 @@ use super::options::Options;
 use crate::{Batch, Model, Pass, Setup, forward_blocks};
 
 /// A residual network of `LAYERS` layers (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016): 20 and
-/// 56 are those for small pictures (section 4.2), 18, 34 and 50 those of table 1. Where the size changes, the shortcut
-/// is a 1x1 convolution with batch normalisation (option B there). In a bottleneck the 3x3 convolution has the stride,
-/// as in PyTorch. For pictures below 64 x 64, 18, 34 and 50 begin with a 3x3 convolution and no pooling.
+/// 56 are the networks for small pictures (section 4.2), 18, 34 and 50 the networks of table 1. Where the size changes,
+/// the shortcut is a 1x1 convolution with batch normalisation (option B there). In a bottleneck the 3x3 convolution has
+/// the stride, as in PyTorch. For pictures below 64 x 64, 18, 34 and 50 begin with a 3x3 convolution and no pooling.
 ///
 /// Variables: `first`, `stage.S.B.first`, `.second`, `.third`, `.shortcut`, each with `conv` and `norm`, and `output`.
-/// Files with the names of torchvision's ResNets can be loaded. Each residual block is a block of the chain; the first one has the first
-/// convolution too, and the last one the output.
+/// Files with the names of torchvision's ResNets can be loaded. Each residual block is a block of the chain; the first
+/// block also has the first convolution, and the last block also has the output.
 pub struct ResNet<const LAYERS: usize> {
     first: Normalized,
     pool: bool,
@@ -21,9 +21,9 @@ pub struct ResNet<const LAYERS: usize> {
     output: Linear,
 }
 
-/// The form of a network.
+/// The structure of a network.
 struct Plan {
-    /// The channels of the first stage; each stage after it has twice as many.
+    /// The number of channels of the first stage. Each later stage has twice as many as the stage before.
     channels: usize,
     /// The number of blocks of each stage.
     blocks: &'static [usize],
@@ -119,7 +119,7 @@ impl<const LAYERS: usize> Model for ResNet<LAYERS> {
 }
 
 impl<const LAYERS: usize> ResNet<LAYERS> {
-    /// Returns what the residual blocks begin with.
+    /// Returns the inputs of the first residual block.
     fn first(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
         let x = self.first.forward(batch.input()?, pass)?;
         let windows = Pool2d {
@@ -134,7 +134,8 @@ impl<const LAYERS: usize> ResNet<LAYERS> {
     }
 }
 
-/// Returns the name of a variable that torchvision gives a name such as `layer2.0.downsample.1.running_mean`.
+/// Returns this model's name for a variable that torchvision calls `foreign`, as in
+/// `layer2.0.downsample.1.running_mean`.
 fn torchvision(foreign: &str) -> Option<String> {
     let (layer, field) = foreign.rsplit_once('.')?;
     let named = |within: &str, part: &str| Some(format!("{within}{part}.{field}"));
@@ -150,7 +151,7 @@ fn torchvision(foreign: &str) -> Option<String> {
     named(&format!("stage.{stage}.{block}."), of_block(parts.next()?)?)
 }
 
-/// Returns the name of a layer that torchvision gives this name within a block.
+/// Returns this model's name for a layer of a block that torchvision calls `foreign`.
 fn of_block(foreign: &str) -> Option<&'static str> {
     Some(match foreign {
         "conv1" => "first.conv",
@@ -165,7 +166,7 @@ fn of_block(foreign: &str) -> Option<&'static str> {
     })
 }
 
-/// Convolutions, to which the inputs are added.
+/// Convolutions, to whose outputs the inputs are added.
 struct Block {
     convolutions: Vec<Normalized>,
     shortcut: Option<Normalized>,

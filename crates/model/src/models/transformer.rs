@@ -16,13 +16,14 @@ const DEEPEST: usize = 1024;
 const SPREAD: f64 = 0.02;
 
 /// A transformer encoder (Vaswani et al., "Attention Is All You Need", NeurIPS 2017, section 3) for sequences of one
-/// length: vectors of shape `[length, features]`, or ids of shape `[length]`. Each layer normalises its inputs (Xiong et
-/// al., "On Layer Normalization in the Transformer Architecture", ICML 2020); the mean over the positions is classified.
+/// fixed length: vectors of shape `[length, features]`, or ids of shape `[length]`. Each layer normalises its inputs
+/// (Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML 2020). The output is computed from the
+/// mean over the positions.
 ///
-/// Settings in `model.options`: `size` (128), `heads` (4), `layers` (2), `feed_forward` (4 times the size), `dropout` (0).
-/// Variables: `input` (a linear layer, or a table of ids), `position`, `layer.L.attention_norm`, `.attention`,
-/// `.feed_norm`, `.expand`, `.project`, `norm` and `output`. Each layer is a block of the chain; the first one has `input` and `position`
-/// too, and the last one `norm` and `output`.
+/// Settings in `model.options`: `size` (128), `heads` (4), `layers` (2), `feed_forward` (4 times the size), `dropout`
+/// (0). Variables: `input` (a linear layer, or a table of ids), `position`, `layer.L.attention_norm`, `.attention`,
+/// `.feed_norm`, `.expand`, `.project`, `norm` and `output`. Each layer is a block of the chain; the first block also
+/// has `input` and `position`, and the last block also has `norm` and `output`.
 pub struct Transformer {
     input: Input,
     position: Tensor,
@@ -115,7 +116,7 @@ impl Model for Transformer {
 }
 
 impl Transformer {
-    /// Returns what the layers begin with.
+    /// Returns the inputs of the first layer.
     fn embed(&self, input: &Tensor) -> Result<Tensor> {
         let x = match &self.input {
             Input::Vectors(linear) => linear.forward(input)?,

@@ -10,46 +10,47 @@ use super::inputs::{Inputs, Looked, Vectors};
 use super::options::Options;
 use crate::{Batch, Loss, Metric, Model, Pass, Setup};
 
-/// Added to a query's score for another sample that has the query's own item, so that this sample is no alternative.
+/// Added to a query's scores for other samples that have the query's own item, so that the item is no alternative to
+/// itself.
 const LEFT_OUT: f64 = -1e9;
 
 /// Added to the square of a vector's length, which may be 0.
 const EPSILON: f64 = 1e-12;
 
-/// The scores of queries for all items are computed for so many queries at a time.
+/// The number of queries whose scores for all items are computed at once.
 const QUERIES: usize = 256;
 
-/// The most items that `recall` counts.
+/// The largest `recall` in `model.options`.
 const MOST_ITEMS: usize = 1000;
 
-/// The places for frequencies of items. Items of the same place share their frequency.
+/// The number of places for frequencies of items. Items with the same place share their frequency.
 const PLACES: usize = 1 << 16;
 
-/// The part of a batch in the new frequencies.
+/// The weight of a batch in the moving averages of frequencies.
 const PART: f64 = 0.01;
 
-/// The least frequency that counts, that of an item that no batch has had.
+/// The least frequency that is used. An item that no batch has had has this frequency.
 const LEAST: f64 = 1e-6;
 
-/// Two towers for retrieval (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations",
-/// RecSys 2019): a perceptron over the query's inputs, and one over the item's. A sample is a pair of a query and an item
-/// that belong together, whatever its target says. The score of a query and an item is the product of their vectors, each
-/// of length 1, divided by a temperature.
+/// Two towers for retrieval (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+/// Recommendations", RecSys 2019): a perceptron over the inputs of the query, and another over the inputs of the item.
+/// A sample is a pair of a query and an item that belong together, whatever its target is. The score of a query and an
+/// item is the product of their vectors, each of length 1, divided by a temperature.
 ///
-/// The loss is the model's own (`objective.loss = "model"`): the cross entropy of each query's own item among the items of
-/// the batch. So it depends on how samples are put together in batches. Frequent items occur more often as alternatives, so
-/// the logarithm of an item's share of the samples is subtracted from its scores (section 3 there; the shares are moving
-/// averages). An item that occurs more than once in a batch is never an alternative to itself. Items are told apart by
-/// their inputs with the same number of ids in each sample, so name one that identifies the item; numbers and lists do not
-/// count.
+/// The loss is the model's own (`objective.loss = "model"`): the cross entropy of each query's own item among the items
+/// of the batch. So the loss depends on which samples are in the same batch. Frequent items occur more often as
+/// alternatives, so the logarithm of an item's share of the samples is subtracted from its scores (section 3 there; the
+/// shares are moving averages). An item that occurs more than once in a batch is never an alternative to itself. Two
+/// items are the same if their inputs have the same ids. Only inputs with the same number of ids in each sample count,
+/// so one of these must identify the item; numbers and lists do not count.
 ///
-/// Settings in `model.options`: `item`, the inputs of the item (all others are the query's); `temperature` (0.05); `recall`
-/// (10). The metric `recall_10` is the share of held-out samples that have their item among the ten of largest score, of all
-/// items that occur in the held-out samples.
+/// Settings in `model.options`: `item`, the names of the item's inputs (all other inputs are the query's);
+/// `temperature` (0.05); `recall` (10). The metric `recall_10` is the share of held-out samples whose item is among the
+/// ten items with the largest scores, out of all items that occur in the held-out samples.
 ///
-/// The outputs are the vectors of query and item, of shape `[samples, 2, model.embedding]`. Tables: `query` and `item`, of
-/// dimension `model.embedding`. Variables: the perceptrons', with the widths in `model.hidden`: `query.hidden.0.weight`, ...,
-/// `query.output.bias`, and the same with `item`; and `item.running_frequencies`.
+/// The outputs are the vectors of query and item, of shape `[samples, 2, model.embedding]`. Tables: `query` and `item`,
+/// of dimension `model.embedding`. Variables: those of the perceptrons, with the widths in `model.hidden`
+/// (`query.hidden.0.weight`, ..., `query.output.bias`, and the same with `item`), and `item.running_frequencies`.
 pub struct TwoTower {
     query: Tower,
     item: Tower,
@@ -130,7 +131,7 @@ impl Model for TwoTower {
 }
 
 impl TwoTower {
-    /// Returns each item's share of the samples. In training, the batch changes the shares first.
+    /// Returns each item's share of the samples. In training, first updates the shares with the batch.
     fn shares(&self, keys: &[i64], pass: &Pass) -> Result<Tensor> {
         let device = self.frequencies.device();
         let places = keys
@@ -189,8 +190,8 @@ impl Tower {
     }
 }
 
-/// Leaves out, among the scores of each sample's query, those of other samples with the same item. `keys` has a key of
-/// each sample's item.
+/// Lowers each query's scores for other samples that have the query's own item, so that these samples do not count.
+/// `keys` has the key of each sample's item.
 fn without_repeats(scores: &Tensor, keys: &Tensor) -> Result<Tensor> {
     let own = Tensor::eye(scores.dim(0)?, DType::F32, scores.device())?;
     let same = keys.unsqueeze(1)?.broadcast_eq(&keys.unsqueeze(0)?)?;
@@ -204,10 +205,10 @@ fn both(outputs: &Tensor) -> Result<[Tensor; 2]> {
     Ok([of(0)?, of(1)?])
 }
 
-/// The share of samples that have their item among those of largest score.
+/// The share of samples whose item is among the items with the largest scores.
 struct Recall {
     most: usize,
-    /// The vectors of the samples' queries, one after the other, and the number of each one's item.
+    /// The vector of each sample's query, and the index of the sample's item.
     queries: Vec<(Vec<f32>, usize)>,
     /// The vectors of all items.
     items: Vec<f32>,
@@ -227,8 +228,8 @@ impl Recall {
         }
     }
 
-    /// Adds the vectors of samples, `[samples, 2, size]`. `keys` has a key of each sample's item; without keys, each sample
-    /// has an item of its own.
+    /// Adds the vectors of samples, of shape `[samples, 2, size]`. `keys` has the key of each sample's item. Without
+    /// keys, each sample has an item of its own.
     fn add(&mut self, outputs: &Tensor, keys: Option<&[i64]>) -> Result<()> {
         let [queries, items] = both(&outputs.to_dtype(DType::F32)?)?;
         let (queries, items) = (queries.to_vec2::<f32>()?, items.to_vec2::<f32>()?);
@@ -247,7 +248,7 @@ impl Recall {
         Ok(())
     }
 
-    /// Returns the share.
+    /// Returns the share of all samples that were added.
     fn measured(&self) -> Result<f64> {
         let count = self.items.len() / self.width.max(1);
         let items = Tensor::from_slice(&self.items, (count, self.width), &Device::Cpu)?.t()?;
@@ -267,7 +268,7 @@ impl Recall {
     }
 }
 
-/// The recall of items that are told apart by their ids.
+/// The recall of items that are identified by their ids.
 struct RecallOfItems {
     inputs: Arc<Inputs>,
     recall: Recall,

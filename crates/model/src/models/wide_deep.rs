@@ -15,12 +15,12 @@ const SPREAD: Init = Init::Randn {
 };
 
 /// A weight for each feature, and a multi-layer perceptron over vectors of ids (Cheng et al., "Wide & Deep Learning for
-/// Recommender Systems", DLRS 2016), without crossed features. Numbers go into the perceptron as they are. It predicts a
-/// number or a binary target.
+/// Recommender Systems", DLRS 2016), without crossed features. Numbers are inputs of the perceptron too. The model
+/// predicts a number or a binary target.
 ///
-/// Tables: `embedding` of dimension `model.embedding`; `linear` of dimension 1, with rows of zeros at first. Variables:
-/// `numbers.weight` and `numbers.bias` if the data has numbers, and the perceptron's, with the widths in
-/// `model.hidden`: `hidden.0.weight`, `hidden.0.bias`, ..., `output.weight`, `output.bias`.
+/// Tables: `embedding` of dimension `model.embedding`; `linear` of dimension 1, whose rows are initially zeros.
+/// Variables: `numbers.weight` and `numbers.bias` if the data has numbers, and those of the perceptron, with the widths
+/// in `model.hidden`: `hidden.0.weight`, `hidden.0.bias`, ..., `output.weight`, `output.bias`.
 pub struct WideDeep {
     wide: Wide,
     vectors: Vectors,
@@ -28,7 +28,7 @@ pub struct WideDeep {
 }
 
 impl WideDeep {
-    /// Returns the vectors of a batch's ids, and the outputs of both parts together, of shape `[samples, 1]`.
+    /// Returns the vectors of a batch's ids, and the sum of the outputs of both parts, of shape `[samples, 1]`.
     pub(super) fn with_vectors(&self, batch: &Batch) -> Result<(Vec<Looked>, Tensor)> {
         let (numbers, outputs) = self.wide.forward(batch)?;
         let vectors = self.wide.inputs.vectors(&self.vectors, batch)?;
@@ -55,7 +55,7 @@ impl Model for WideDeep {
     }
 }
 
-/// A weight for each number and each id, and the inputs that have them.
+/// The inputs, and a weight for each number and each id.
 struct Wide {
     inputs: Inputs,
     numbers: Option<Linear>,
@@ -80,7 +80,8 @@ impl Wide {
         })
     }
 
-    /// Returns the numbers of a batch, and the weighted sum of each sample, of shape `[samples, 1]`.
+    /// Returns the numbers of a batch, if there are any, and the weighted sum of each sample's features, of shape
+    /// `[samples, 1]`.
     fn forward(&self, batch: &Batch) -> Result<(Option<Tensor>, Tensor)> {
         let numbers = self.inputs.numbers(batch)?;
         let mut sum: Option<Tensor> = None;

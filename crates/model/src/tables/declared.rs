@@ -1,4 +1,4 @@
-//! The tables that a model asks for, and the rows of its present batch.
+//! The tables that a model asks for, and the rows of the current step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ struct Declared {
     rows: Rows,
 }
 
-/// The rows of the batch that is being computed, of shape `[rows, dimension]`.
+/// The rows of the step that is being computed, of shape `[rows, dimension]`.
 type Rows = Arc<Mutex<Option<Tensor>>>;
 
-/// A model's handle of a table.
+/// A model's handle to a table.
 #[derive(Clone, Debug)]
 pub struct Embeddings {
     table: String,
@@ -42,18 +42,18 @@ pub struct Embeddings {
     rows: Rows,
 }
 
-/// The way in which the rows of a sample's ids become one.
+/// The way in which the rows of a sample's ids become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Their sum.
+    /// The sum of the rows.
     Sum,
-    /// Their mean; zeros for a sample without ids.
+    /// The mean of the rows; zeros for a sample without ids.
     Mean,
 }
 
 impl Tables {
-    /// Returns a collection without tables. The job's seed decides initial values, and its `tables` has settings that count
-    /// instead of the model's.
+    /// Returns a collection without tables. The job's seed determines the initial values of rows, and the settings in
+    /// the job's `tables` override those of the model.
     pub fn new(job: &Job) -> Self {
         Self {
             job: job.clone(),
@@ -107,12 +107,13 @@ impl Tables {
 }
 
 impl Embeddings {
-    /// Returns the values of a row.
+    /// Returns the number of values in a row.
     pub fn dimension(&self) -> usize {
         self.dimension
     }
 
-    /// Returns the rows of the ids in a column: ids of shape `[samples, ...]` make a result of `[samples, ..., dimension]`.
+    /// Returns the rows of the ids in a column. For ids of shape `[samples, ...]`, the rows have the shape `[samples,
+    /// ..., dimension]`.
     ///
     /// # Errors
     /// If the table does not have the column, if samples have different numbers of ids, or candle's.
@@ -133,8 +134,9 @@ impl Embeddings {
         self.gather(&batch.rows_of(&self.table, column)?.flatten_all()?)
     }
 
-    /// Returns the pooled rows of each sample's ids in a column, of shape `[samples, dimension]`. If the ids have weights,
-    /// each row counts times its id's weight, and a mean is the sum divided by the sum of the weights.
+    /// Returns the pooled rows of each sample's ids in a column, of shape `[samples, dimension]`. If the ids have
+    /// weights, each row is multiplied by the weight of its id, and a mean is the sum divided by the sum of the
+    /// weights.
     ///
     /// # Errors
     /// If the table does not have the column, or candle's.
@@ -200,7 +202,7 @@ impl Embeddings {
         }
     }
 
-    /// Returns the rows at these places.
+    /// Returns the rows at these indices.
     fn gather(&self, places: &Tensor) -> Result<Tensor> {
         let rows = self.rows.lock().clone();
         match rows {
@@ -215,12 +217,13 @@ impl Embeddings {
 pub struct ModelTables(Vec<Declared>);
 
 impl ModelTables {
-    /// Returns the tables as servers know them.
+    /// Returns the specifications of the tables, as servers have them.
     pub fn specs(&self) -> Vec<TableSpec> {
         self.0.iter().map(|table| table.spec.clone()).collect()
     }
 
-    /// Finds the distinct ids of batches that make a step together. Each batch gets the places of its ids' rows.
+    /// Returns the distinct ids of each table in the batches of one step. Sets the index of the row of each id in the
+    /// batches.
     ///
     /// # Errors
     /// If a batch lacks a column, or candle's.
@@ -241,14 +244,15 @@ impl ModelTables {
         Ok(all)
     }
 
-    /// Gives the model the rows of a step.
+    /// Sets the rows of a step, which the model's handles look up.
     pub fn set(&self, rows: &StepRows) {
         for (table, rows) in self.0.iter().zip(&rows.0) {
             *table.rows.lock() = Some(rows.as_tensor().clone());
         }
     }
 
-    /// Makes the rows of a step out of pulled values: those of each table, row after row.
+    /// Converts pulled values to the rows of a step. `pulled` has the values of each table, row after row, and loses
+    /// them.
     ///
     /// # Errors
     /// If values are missing, or candle's.
@@ -278,12 +282,12 @@ impl ModelTables {
 }
 
 impl Declared {
-    /// Returns whether the ids of each step are those of another table.
+    /// Returns whether this table and another have the same ids in each step.
     fn has_ids_of(&self, other: &Self) -> bool {
         (&self.columns, self.separate) == (&other.columns, other.separate)
     }
 
-    /// Gives batches the places of the rows of another table that has the same ids.
+    /// Copies the indices of rows in batches from another table that has the same ids.
     fn share_places(&self, other: &Self, batches: &mut [Batch]) -> Result<()> {
         for batch in batches {
             for column in &self.columns {
@@ -327,7 +331,7 @@ impl StepRows {
         &self.0
     }
 
-    /// Returns the gradients of each table's rows, row after row; zeros if the loss does not depend on them.
+    /// Returns the gradients of each table's rows, row after row; zeros if the loss does not depend on the table.
     pub fn gradients(&self, store: &GradStore) -> Result<Vec<Vec<f32>>> {
         let of = |rows: &Var| match store.get(rows) {
             Some(gradient) => gradient.flatten_all()?.to_vec1(),
@@ -337,13 +341,13 @@ impl StepRows {
     }
 }
 
-/// Returns the wants of lists of rows.
+/// Returns what a step must pull to have these rows. Tables without rows are left out.
 pub fn wants(rows: &[Arc<WantedRows>]) -> impl Iterator<Item = Want> {
     let with_rows = rows.iter().filter(|rows| !rows.ids.is_empty());
     with_rows.map(|rows| Want::Rows(Arc::clone(rows)))
 }
 
-/// Returns the gradients of a step's rows: for each table all values, row after row.
+/// Returns the gradients of a step's rows. `values` has the gradients of each table, row after row.
 pub fn gradients(rows: &[Arc<WantedRows>], values: Vec<Vec<f32>>) -> Vec<RowGradients> {
     let gradients = rows.iter().zip(values).map(|(rows, mut values)| {
         if rows.ids.is_empty() {

@@ -4,35 +4,36 @@ use candle_core::{DType, Result, Tensor, bail};
 use shared_proto::hash::{FNV_START, fnv1a};
 use shared_proto::table::hash::hash;
 
-/// Ids of a step, one for each value of its batches.
+/// The ids of a step with their repetitions, in the order in which they were added.
 #[derive(Debug, Default)]
 pub(super) struct Distinct {
     ids: Vec<u64>,
 }
 
-/// The groups into which distinct ids are cut before they are sorted: a group fits into the first-level cache.
+/// The number of groups into which distinct ids are divided before they are sorted. A group fits into the first-level
+/// cache.
 const GROUPS: usize = 1024;
 
 /// A distinct id.
 #[derive(Clone, Copy, Debug, Default)]
 struct Key {
     hash: u64,
-    /// The number of the distinct id, in the order in which they were found.
+    /// The index of the distinct id, in the order in which the distinct ids were found.
     number: u32,
 }
 
-/// The place in [`Seen`] where no distinct id is noted.
+/// Marks a place in [`Seen`] that has no id.
 const FREE: u32 = u32::MAX;
 
-/// The distinct ids that were seen: a hash table with the numbers of ids, by linear probing. It is small, so that it stays
-/// in the second-level cache.
+/// The distinct ids that have been seen: a hash table of their indices, with linear probing. The table is small, so
+/// that it stays in the second-level cache.
 struct Seen {
     hashes: Vec<u64>,
     numbers: Vec<u32>,
 }
 
 impl Seen {
-    /// Returns a table for at most so many ids.
+    /// Returns a table for at most `most` ids.
     fn new(most: usize) -> Self {
         Self {
             hashes: Vec::new(),
@@ -40,7 +41,7 @@ impl Seen {
         }
     }
 
-    /// Returns the number of the id with this hash.
+    /// Returns the index of the id with this hash. Adds the id if it is new.
     #[inline]
     fn number(&mut self, hash: u64) -> u32 {
         let mask = self.numbers.len() - 1;
@@ -61,7 +62,7 @@ impl Seen {
 }
 
 impl Distinct {
-    /// Adds the values of a column as ids. With a salt, the hash of salt and value is the id.
+    /// Adds the values of a column as ids. With a salt, each id is a hash of the salt and the value.
     pub(super) fn add(&mut self, values: &Tensor, salt: Option<u64>) -> Result<()> {
         let start = self.ids.len();
         let values = values.flatten_all()?;
@@ -84,7 +85,7 @@ impl Distinct {
         Ok(())
     }
 
-    /// Returns the distinct ids in the order of their hashes, and for each added id its place among them.
+    /// Returns the distinct ids in the order of their hashes, and for each added id its index among the distinct ids.
     pub(super) fn finish(self) -> (Vec<u64>, Vec<u32>) {
         let mut seen = Seen::new(self.ids.len());
         let mut ids = Vec::new();
@@ -109,7 +110,7 @@ impl Distinct {
     }
 }
 
-/// Returns ids in the order of their hashes, which differ.
+/// Sorts ids by their hashes, which are distinct.
 fn sorted(hashes: &[u64]) -> Vec<Key> {
     let group = |hash: u64| (hash >> (u64::BITS - GROUPS.ilog2())) as usize;
     let mut starts = [0usize; GROUPS + 1];
@@ -133,7 +134,7 @@ fn sorted(hashes: &[u64]) -> Vec<Key> {
     keys
 }
 
-/// Returns the salt that keeps a column's ids apart from those of others: FNV-1a of its name.
+/// Returns the salt that separates a column's ids from those of other columns: FNV-1a of the column's name.
 pub(super) fn column_salt(column: &str) -> u64 {
     fnv1a(FNV_START, column.as_bytes())
 }

@@ -11,26 +11,26 @@ use shared_proto::table::hash::bucket;
 use shared_proto::table::{SavedRows, TableSpec};
 use table::bucket::Bucket;
 
-/// The rows of tables in a checkpoint, by the tables' names and the buckets' numbers. The rows of a bucket may be in several
-/// parts, the newest first; each row is in one of them.
+/// The rows of tables in a checkpoint, by table name and bucket number. The rows of a bucket may be in several parts,
+/// the newest first; each row is in one part.
 pub type SavedTables = BTreeMap<String, BTreeMap<u32, Vec<SavedRows>>>;
 
-/// Where the rows of a model's tables are read from.
+/// A source of the rows of a model's tables.
 pub trait RowSource {
-    /// Returns the values of rows, for each table row after row.
+    /// Returns the values of rows: one vector for each table, row after row.
     ///
     /// # Errors
     /// If rows cannot be read.
     fn read(&mut self, rows: &[Arc<WantedRows>]) -> Result<Vec<Vec<f32>>>;
 }
 
-/// Returns the source of the rows of tables. It is called only for a model that has tables.
+/// A function that returns the source of these tables' rows. It is called only for a model that has tables.
 pub type RowsOf<'a> = Box<dyn Fn(Vec<TableSpec>) -> Result<Box<dyn RowSource>> + 'a>;
 
-/// Returns the rows of a checkpoint, in memory.
+/// Returns a source of the rows of a checkpoint, with all rows in memory.
 ///
 /// # Errors
-/// If a bucket is missing, or is not one of its table.
+/// If a bucket is missing, or does not fit its table.
 pub fn restored(specs: Vec<TableSpec>, saved: &SavedTables) -> Result<Box<dyn RowSource>> {
     Ok(Box::new(LocalTables::restored(specs, saved)?))
 }
@@ -81,7 +81,7 @@ impl LocalTables {
             .map(Self)
     }
 
-    /// Returns the tables in the form of a checkpoint.
+    /// Returns the tables in the format of a checkpoint.
     pub fn into_saved(self) -> Result<SavedTables> {
         let saved = self.0.into_iter().map(|table| {
             let buckets = (0u32..).zip(table.buckets);
@@ -92,7 +92,8 @@ impl LocalTables {
         saved.collect()
     }
 
-    /// Applies the gradients of rows, for each table row after row, at `scale` times the tables' learning rates.
+    /// Applies the gradients of rows. `gradients` has one vector for each table, row after row. The learning rates are
+    /// `scale` times those of the tables.
     pub fn update(
         &mut self,
         rows: &[Arc<WantedRows>],

@@ -1,12 +1,12 @@
-//! Embedding tables in a model: rows of numbers, found by id, that servers hold.
+//! Embedding tables of a model. Servers hold the rows of a table, which are vectors of numbers found by id.
 //!
-//! A table has no size. A row is created by the first gradient of its id, on the server that holds the id's bucket; a step
-//! pulls only the rows of its samples, and pushes only their gradients.
+//! A table has no fixed size. The first gradient of an id creates its row, on the server that holds the id's bucket. A
+//! step pulls only the rows of its samples, and pushes only the gradients of these rows.
 //!
 //! - `settings`: [`Table`], the settings of a table
-//! - `declared`: the tables that a model asks for; [`Embeddings`], a model's handle of one
+//! - `declared`: the tables that a model asks for; [`Embeddings`], a model's handle to a table
 //! - `local`: tables in the memory of one process
-//! - `distinct`: the distinct ids of a step's batches, and the place of each id's row
+//! - `distinct`: the distinct ids of a step's batches, and the index of each id's row
 
 mod declared;
 mod distinct;

@@ -3,10 +3,10 @@
 use shared_proto::job::{Adagrad, Adam, Ftrl, Sgd};
 use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, Storage, TableSpec};
 
-/// The number of buckets of a table that does not say.
+/// The default number of buckets of a table.
 const BUCKETS: u32 = 64;
 
-/// The largest size of an initial value, as in Keras' `Embedding`.
+/// The largest absolute value of an initial value, as in Keras' `Embedding`.
 const LIMIT: f32 = 0.05;
 
 /// The settings of an embedding table.
@@ -33,8 +33,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Returns a table with rows of `dimension` values. Unless other settings follow, initial values are even between -0.05
-    /// and 0.05, and the optimizer is row-wise Adagrad with its default settings.
+    /// Returns a table with rows of `dimension` values. By default, initial values are uniformly distributed between
+    /// -0.05 and 0.05, and the optimizer is row-wise Adagrad with its default settings.
     pub fn dim(dimension: u32) -> Self {
         Self {
             dimension,
@@ -57,7 +57,7 @@ impl Table {
         self
     }
 
-    /// Gives equal ids of different columns rows of their own: the hash of id and column finds a row.
+    /// Gives equal ids of different columns different rows: the hash of an id and its column identifies the row.
     #[must_use]
     pub fn separate_columns(mut self) -> Self {
         self.separate = true;
@@ -122,43 +122,43 @@ impl Table {
         self
     }
 
-    /// Sets the values of new rows.
+    /// Sets the initial values of rows.
     #[must_use]
     pub fn initializer(mut self, initializer: Initializer) -> Self {
         self.initializer = initializer;
         self
     }
 
-    /// Sets the condition on which an id gets a row.
+    /// Sets the condition under which an id gets a row.
     #[must_use]
     pub fn admission(mut self, admission: Admission) -> Self {
         self.admission = admission;
         self
     }
 
-    /// Sets the rows that are evicted.
+    /// Sets which rows are evicted.
     #[must_use]
     pub fn eviction(mut self, eviction: Eviction) -> Self {
         self.eviction = eviction;
         self
     }
 
-    /// Sets the form of the values on servers, `f32` if it is not set.
+    /// Sets the format of the values on servers. The default is `f32`.
     #[must_use]
     pub fn storage(mut self, storage: Storage) -> Self {
         self.storage = storage;
         self
     }
 
-    /// Sets the number of buckets, 64 if it is not set. Servers hold, lock and move whole buckets. It never changes, so a
-    /// table that will be spread over many servers needs many.
+    /// Sets the number of buckets. The default is 64. Servers hold, lock and move whole buckets. The number never
+    /// changes, so a table that will be spread over many servers needs many buckets.
     #[must_use]
     pub fn buckets(mut self, buckets: u32) -> Self {
         self.buckets = buckets;
         self
     }
 
-    /// Returns the table as servers know it.
+    /// Returns the specification of the table, as servers have it.
     pub(super) fn spec(&self, name: &str, seed: u64) -> TableSpec {
         TableSpec {
             name: name.to_owned(),

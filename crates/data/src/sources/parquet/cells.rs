@@ -1,4 +1,4 @@
-//! The cells of a Parquet column, on their way from the file into a table.
+//! The cells of a Parquet column, which are read from the file into a table.
 
 use half::f16;
 use parquet::basic::{ConvertedType, LogicalType, TimeUnit};
@@ -12,7 +12,7 @@ use crate::columns::header::unfit;
 use crate::columns::table::Table;
 use crate::error::InputError;
 
-/// The rows of a column that are read at once.
+/// The number of rows of a column that are read at once.
 const ROWS: usize = 1 << 12;
 
 /// The meaning of a column's numbers.
@@ -21,17 +21,17 @@ pub(super) enum Meaning {
     /// Numbers, or texts.
     Plain,
     Unsigned,
-    /// Decimal fractions, with so many digits behind the point.
+    /// Decimal fractions, with this number of digits behind the point.
     Decimal(i32),
     /// Days since 1970.
     Days,
-    /// A time since the beginning of 1970, in units of so many nanoseconds.
+    /// A time since the beginning of 1970, in units of this number of nanoseconds.
     Time(i128),
     Half,
 }
 
 impl Meaning {
-    /// Returns the meaning that the file's schema has.
+    /// Returns the meaning that the file's schema gives to a column.
     pub(super) fn new(column: &ColumnDescriptor) -> Self {
         let (millis, micros, nanos) = (1_000_000, 1000, 1);
         match (column.logical_type_ref(), column.converted_type()) {
@@ -72,7 +72,8 @@ impl Meaning {
         }
     }
 
-    /// Returns the value of bytes: a text, a decimal fraction or a number of half precision.
+    /// Returns the value of bytes: a text, a decimal fraction or a number of half precision. None if the bytes are not
+    /// valid.
     fn of_bytes(self, bytes: &[u8]) -> Option<Cell<'_>> {
         match (self, bytes) {
             (Self::Half, [low, high]) => {
@@ -101,18 +102,18 @@ impl Meaning {
     }
 }
 
-/// The cells of a column, on their way from the file into the table.
+/// Reads the cells of a column from the file into the table.
 pub(super) struct ColumnWriter<'a> {
     pub(super) is_list: bool,
     pub(super) table: &'a mut Table,
     pub(super) column: usize,
     pub(super) name: &'a str,
     pub(super) meaning: Meaning,
-    /// A cell with a lower definition level is absent.
+    /// The definition level of a present cell. A cell with a lower level is missing.
     pub(super) nulls_below: i16,
-    /// The rows of the group that have been read.
+    /// The number of the group's rows that have been read.
     pub(super) read: u32,
-    /// The rows that the group promises.
+    /// The number of rows that the file promises for the group.
     pub(super) count: u32,
 }
 
@@ -154,7 +155,7 @@ impl ColumnWriter<'_> {
         }
     }
 
-    /// Hands each cell to the table; `value` returns none for bytes that are neither a text nor a number.
+    /// Adds each cell to the table. `value` returns none for bytes that are not a valid text or number.
     fn each<T: DataType>(
         &mut self,
         mut reader: ColumnReaderImpl<T>,
@@ -196,7 +197,7 @@ impl ColumnWriter<'_> {
         }
     }
 
-    /// Hands the elements of each list to the table.
+    /// Adds the elements of each list to the table.
     fn each_list<T: DataType>(
         &mut self,
         mut reader: ColumnReaderImpl<T>,
@@ -239,7 +240,7 @@ impl ColumnWriter<'_> {
         self.read += 1;
     }
 
-    /// Returns the error of bytes that are no cell.
+    /// Returns the error for bytes that are not a valid cell.
     fn beyond(&self) -> InputError {
         self.wrong(match self.meaning {
             Meaning::Decimal(_) => "has a decimal with more than 38 digits",
