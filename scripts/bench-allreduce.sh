@@ -7,7 +7,8 @@
 #
 # PEER is a Python program with a function allreduce(rank, world, port) that measures gloo with 16 KiB, 1 MiB and 64 MiB, and
 # in which rank 0 prints a JSON line with "size" (16KB, 1MB or 64MB) and "ms" for each. TURNS is 5 by default, RANKS 2 4 8.
-# PYTHON names the Python that has torch, FLAMBEAU the program, TRANSPORT how its processes connect (unix, or tcp), SECONDS_EACH the seconds of each of Flambeau's rows (3).
+# PYTHON names the Python that has torch, FLAMBEAU the program, TRANSPORT how its processes connect (unix, or tcp), and
+# SECONDS_EACH the seconds of each of its rows (3).
 set -euo pipefail
 if [[ $# -lt 1 || ! -f $1 ]]; then
     echo "usage: $0 PEER [TURNS] [RANKS ...]; PEER is the Python program that measures gloo" >&2

@@ -7,72 +7,73 @@ use serde::{Deserialize, Serialize};
 
 use super::JobError;
 use super::columns::{ColumnType, Missing, check_missing, is_default, is_yes, yes};
+use super::settings::settings;
 
-/// The data set and its settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Data {
-    /// The name of a source that ships, such as `csv` (`flambeau job init -` prints all), or of one of your own.
-    pub kind: String,
-    /// The folder or file of the data; each worker may override it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dir: Option<PathBuf>,
-    /// CSV, Parquet: the name of the column with the label.
-    pub label: String,
-    /// CSV, Parquet, LIBSVM: the kind of the labels.
-    pub target: TargetKind,
-    /// CSV, Parquet, LIBSVM: the transformation of labels that are numbers. Metrics and predictions stay in the unit of
-    /// the labels.
-    #[serde(skip_serializing_if = "is_default")]
-    pub label_transform: LabelTransform,
-    /// The share of the samples that is held out for evaluation, where no separate file has them.
-    pub held_out: f64,
-    /// The number of batches that a worker prepares ahead of the one that it computes.
-    pub prefetch: u32,
-    /// CSV, Parquet, LIBSVM, Criteo, folders of pictures: samples are read from their files in each pass, and not held in
-    /// memory.
-    pub stream: bool,
-    /// Streamed data: the size in MiB of the parts of files whose samples are shuffled together. A worker holds twice
-    /// as much.
-    pub shuffle_mebibytes: u32,
-    /// CSV: the character between fields. Absent: the one of comma, tab, semicolon and `|` that is most frequent in the
-    /// first line.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub delimiter: Option<char>,
-    /// CSV: the decimal separator of numbers.
-    #[serde(skip_serializing_if = "is_point")]
-    pub decimal: char,
-    /// CSV: whether the first line has the names of the columns.
-    #[serde(default = "yes", skip_serializing_if = "is_yes")]
-    pub header: bool,
-    /// CSV without a line of names: the names of the columns. Absent: the names are the columns' indices, from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub column_names: Option<Vec<String>>,
-    /// CSV, Parquet: the replacement of missing numbers and dates in columns that do not set their own. Absent: a
-    /// missing value is an error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub missing: Option<Missing>,
-    /// CSV, Parquet, LIBSVM: the texts that stand for a missing value, besides an empty cell. Absent: those of pandas and R.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub missing_texts: Option<Vec<String>>,
-    /// CSV, Parquet, LIBSVM: the treatment of a sample without a label.
-    #[serde(skip_serializing_if = "is_default")]
-    pub missing_label: MissingLabel,
-    /// CSV, Parquet: the column with the weight of each sample in loss and metrics. Absent: all samples count alike.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight: Option<String>,
-    /// The weights of classes in loss and metrics, by label. Classes that are not here have the weight 1.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub class_weight: BTreeMap<String, f32>,
-    /// CSV, Parquet: the types of columns, by name. Columns that are not here are numbers.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub columns: BTreeMap<String, ColumnType>,
-    /// Sources of pictures: how they are resized, normalised and varied.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pictures: Option<Pictures>,
-    /// Settings that only this source has. A source refuses settings that it does not have.
-    #[serde(skip_serializing_if = "toml::Table::is_empty")]
-    pub options: toml::Table,
+settings! {
+    /// The data set and its settings.
+    Data {
+        /// The name of a source that ships, such as `csv` (`flambeau job init -` prints all), or of one of your own.
+        kind: String = "digits".to_owned(),
+        /// The folder or file of the data; each worker may override it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        dir: Option<PathBuf> = None,
+        /// CSV, Parquet: the name of the column with the label.
+        label: String = "label".to_owned(),
+        /// CSV, Parquet, LIBSVM: the kind of the labels.
+        target: TargetKind = TargetKind::Auto,
+        /// CSV, Parquet, LIBSVM: the transformation of labels that are numbers. Metrics and predictions stay in the unit of
+        /// the labels.
+        #[serde(skip_serializing_if = "is_default")]
+        label_transform: LabelTransform = LabelTransform::None,
+        /// The share of the samples that is held out for evaluation, where no separate file has them.
+        held_out: f64 = 0.2,
+        /// The number of batches that a worker prepares ahead of the one that it computes.
+        prefetch: u32 = 1,
+        /// CSV, Parquet, LIBSVM, Criteo, folders of pictures: samples are read from their files in each pass, and not held in
+        /// memory.
+        stream: bool = false,
+        /// Streamed data: the size in MiB of the parts of files whose samples are shuffled together. A worker holds twice
+        /// as much.
+        shuffle_mebibytes: u32 = 64,
+        /// CSV: the character between fields. Absent: the one of comma, tab, semicolon and `|` that is most frequent in the
+        /// first line.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        delimiter: Option<char> = None,
+        /// CSV: the decimal separator of numbers.
+        #[serde(skip_serializing_if = "is_point")]
+        decimal: char = '.',
+        /// CSV: whether the first line has the names of the columns.
+        #[serde(default = "yes", skip_serializing_if = "is_yes")]
+        header: bool = true,
+        /// CSV without a line of names: the names of the columns. Absent: the names are the columns' indices, from 0.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        column_names: Option<Vec<String>> = None,
+        /// CSV, Parquet: the replacement of missing numbers and dates in columns that do not set their own. Absent: a
+        /// missing value is an error.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        missing: Option<Missing> = None,
+        /// CSV, Parquet, LIBSVM: the texts that stand for a missing value, besides an empty cell. Absent: those of pandas and R.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        missing_texts: Option<Vec<String>> = None,
+        /// CSV, Parquet, LIBSVM: the treatment of a sample without a label.
+        #[serde(skip_serializing_if = "is_default")]
+        missing_label: MissingLabel = MissingLabel::Error,
+        /// CSV, Parquet: the column with the weight of each sample in loss and metrics. Absent: all samples count alike.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        weight: Option<String> = None,
+        /// The weights of classes in loss and metrics, by label. Classes that are not here have the weight 1.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        class_weight: BTreeMap<String, f32> = BTreeMap::new(),
+        /// CSV, Parquet: the types of columns, by name. Columns that are not here are numbers.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        columns: BTreeMap<String, ColumnType> = BTreeMap::new(),
+        /// Sources of pictures: how they are resized, normalised and varied.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pictures: Option<Pictures> = None,
+        /// Settings that only this source has. A source refuses settings that it does not have.
+        #[serde(skip_serializing_if = "toml::Table::is_empty")]
+        options: toml::Table = toml::Table::new(),
+    }
 }
 
 /// The transformations of pictures, in the order of these fields. A picture is a sample of shape `[channels, rows,
@@ -134,34 +135,6 @@ pub enum MissingLabel {
     Error,
     /// The sample is left out, and the log has the number of such samples.
     Skip,
-}
-
-impl Default for Data {
-    fn default() -> Self {
-        Self {
-            kind: "digits".to_owned(),
-            dir: None,
-            label: "label".to_owned(),
-            target: TargetKind::Auto,
-            label_transform: LabelTransform::None,
-            held_out: 0.2,
-            prefetch: 1,
-            stream: false,
-            shuffle_mebibytes: 64,
-            delimiter: None,
-            decimal: '.',
-            header: true,
-            column_names: None,
-            missing: None,
-            missing_texts: None,
-            missing_label: MissingLabel::Error,
-            columns: BTreeMap::new(),
-            weight: None,
-            class_weight: BTreeMap::new(),
-            pictures: None,
-            options: toml::Table::new(),
-        }
-    }
 }
 
 impl Data {

@@ -10,6 +10,7 @@ mod objective;
 mod optimizer;
 mod read;
 mod require;
+mod settings;
 mod strategy;
 mod table;
 mod tables;
@@ -39,137 +40,105 @@ pub use table::{
 pub use tables::TableSettings;
 pub use template::template;
 
+use self::settings::settings;
 use crate::wire::Dtype;
 
 /// The maximum number of parameter servers of a job.
 pub const MOST_SERVERS: usize = 1 << 16;
 
-/// A job: what is trained, and how. It is the content of a TOML file. A setting that is absent has its default; `flambeau job init` writes
-/// a file with all settings.
-///
-/// ```
-/// # // The names that authors of models know, which come from a crate above this one.
-/// # mod flambeau {
-/// #     pub use flambeau_shared_proto::job::Job;
-/// #     pub mod settings { pub use flambeau_shared_proto::job::*; }
-/// # }
-/// use flambeau::Job;
-/// use flambeau::settings::{Adam, JobError, Mode, Optimizer};
-///
-/// # fn main() -> Result<(), JobError> {
-/// let mut job = Job::from_toml("epochs = 3\nbatch_size = 64")?;
-/// job.strategy.mode = Mode::Sync;
-/// job.optimizer = Optimizer::Adam(Adam { learning_rate: 0.01, ..Adam::default() });
-/// job.validate()?;
-///
-/// let wrong = Job::from_toml("epoch = 3").unwrap_err();
-/// assert!(wrong.to_string().contains("unknown field `epoch`"));
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Job {
-    /// The name; messages of another job are refused.
-    pub name: String,
-    /// The seed of initial values, of the order of samples, and of the choice of held-out samples.
-    pub seed: u64,
-    /// Passes over the training data.
-    pub epochs: u32,
-    /// The number of steps after which the job stops, even within an epoch, summed over workers (in sync mode:
-    /// committed steps). Absent: no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub steps: Option<u64>,
-    /// The number of samples that a worker computes together.
-    pub batch_size: u32,
-    /// The number of batches in a worker's step. The mean of their gradients equals the gradient of one batch that is
-    /// larger by this factor, except in layers that compute with several samples at a time: batch normalisation takes
-    /// mean and variance from each batch, or from the batches of all replicas that have the same place in the step.
-    pub accumulate: u32,
-    /// The action on gradients that are NaN or infinite.
-    pub non_finite: NonFinite,
-    /// The largest absolute value of an element of a step's gradient; larger elements are clipped to it. In sync mode
-    /// with servers, the gradient of a step is the mean over all workers, otherwise that of one worker.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_value: Option<f32>,
-    /// The largest global norm of a step's gradient, after `clip_value`; a gradient with a larger norm is scaled down
-    /// to it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_norm: Option<f32>,
-    /// The share of the weights' exponential moving average that remains after an update. Servers keep the average beside
-    /// the weights; evaluations measure it, and `model.safetensors` holds it. Absent: no average.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ema_decay: Option<f32>,
-    /// The number of steps between two lines of `metrics.jsonl`, summed over workers.
-    pub log_every: u64,
-    /// The passes over the data after which a worker evaluates the model.
-    pub evaluations: Evaluations,
-    /// The run directory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub run_dir: Option<PathBuf>,
-    /// The data set and its settings.
-    pub data: Data,
-    /// The model and its settings.
-    pub model: Model,
-    /// The loss and the metrics.
-    pub objective: Objective,
-    /// The optimizer and its settings.
-    pub optimizer: Optimizer,
-    /// The schedule of the learning rate over the updates.
-    pub schedule: Schedule,
-    /// Variables with settings of their own.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub groups: Vec<Group>,
-    /// Tables with settings of their own.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tables: Vec<TableSettings>,
-    /// The strategy: where variables live, and how far workers may lead.
-    pub strategy: Strategy,
-    /// The number of processes, and the time limits on them.
-    pub cluster: Cluster,
-    /// The settings of checkpoints.
-    pub checkpoint: Checkpoint,
-    /// When the job stops before its data ends.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub early_stopping: Option<EarlyStopping>,
-    /// When the learning rate falls because evaluations no longer improve.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub plateau: Option<Plateau>,
-    /// The metric by which the best model is kept, beside the last one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub best: Option<Best>,
-}
-
-impl Default for Job {
-    fn default() -> Self {
-        Self {
-            name: "flambeau".to_owned(),
-            seed: 1,
-            epochs: 20,
-            steps: None,
-            batch_size: 32,
-            accumulate: 1,
-            non_finite: NonFinite::Fail,
-            clip_value: None,
-            clip_norm: None,
-            ema_decay: None,
-            log_every: 10,
-            run_dir: None,
-            data: Data::default(),
-            model: Model::default(),
-            objective: Objective::default(),
-            optimizer: Optimizer::default(),
-            schedule: Schedule::default(),
-            groups: Vec::new(),
-            tables: Vec::new(),
-            strategy: Strategy::default(),
-            cluster: Cluster::default(),
-            checkpoint: Checkpoint::default(),
-            evaluations: Evaluations::EachEpoch,
-            early_stopping: None,
-            plateau: None,
-            best: None,
-        }
+settings! {
+    /// A job: what is trained, and how. It is the content of a TOML file. A setting that is absent has its default; `flambeau job init` writes
+    /// a file with all settings.
+    ///
+    /// ```
+    /// # // The names that authors of models know, which come from a crate above this one.
+    /// # mod flambeau {
+    /// #     pub use flambeau_shared_proto::job::Job;
+    /// #     pub mod settings { pub use flambeau_shared_proto::job::*; }
+    /// # }
+    /// use flambeau::Job;
+    /// use flambeau::settings::{Adam, JobError, Mode, Optimizer};
+    ///
+    /// # fn main() -> Result<(), JobError> {
+    /// let mut job = Job::from_toml("epochs = 3\nbatch_size = 64")?;
+    /// job.strategy.mode = Mode::Sync;
+    /// job.optimizer = Optimizer::Adam(Adam { learning_rate: 0.01, ..Adam::default() });
+    /// job.validate()?;
+    ///
+    /// let wrong = Job::from_toml("epoch = 3").unwrap_err();
+    /// assert!(wrong.to_string().contains("unknown field `epoch`"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    Job {
+        /// The name; messages of another job are refused.
+        name: String = "flambeau".to_owned(),
+        /// The seed of initial values, of the order of samples, and of the choice of held-out samples.
+        seed: u64 = 1,
+        /// Passes over the training data.
+        epochs: u32 = 20,
+        /// The number of steps after which the job stops, even within an epoch, summed over workers (in sync mode:
+        /// committed steps). Absent: no limit.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        steps: Option<u64> = None,
+        /// The number of samples that a worker computes together.
+        batch_size: u32 = 32,
+        /// The number of batches in a worker's step. The mean of their gradients equals the gradient of one batch that is
+        /// larger by this factor, except in layers that compute with several samples at a time: batch normalisation takes
+        /// mean and variance from each batch, or from the batches of all replicas that have the same place in the step.
+        accumulate: u32 = 1,
+        /// The action on gradients that are NaN or infinite.
+        non_finite: NonFinite = NonFinite::Fail,
+        /// The largest absolute value of an element of a step's gradient; larger elements are clipped to it. In sync mode
+        /// with servers, the gradient of a step is the mean over all workers, otherwise that of one worker.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        clip_value: Option<f32> = None,
+        /// The largest global norm of a step's gradient, after `clip_value`; a gradient with a larger norm is scaled down
+        /// to it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        clip_norm: Option<f32> = None,
+        /// The share of the weights' exponential moving average that remains after an update. Servers keep the average beside
+        /// the weights; evaluations measure it, and `model.safetensors` holds it. Absent: no average.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ema_decay: Option<f32> = None,
+        /// The number of steps between two lines of `metrics.jsonl`, summed over workers.
+        log_every: u64 = 10,
+        /// The passes over the data after which a worker evaluates the model.
+        evaluations: Evaluations = Evaluations::EachEpoch,
+        /// The run directory.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run_dir: Option<PathBuf> = None,
+        /// The data set and its settings.
+        data: Data = Data::default(),
+        /// The model and its settings.
+        model: Model = Model::default(),
+        /// The loss and the metrics.
+        objective: Objective = Objective::default(),
+        /// The optimizer and its settings.
+        optimizer: Optimizer = Optimizer::default(),
+        /// The schedule of the learning rate over the updates.
+        schedule: Schedule = Schedule::default(),
+        /// Variables with settings of their own.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        groups: Vec<Group> = Vec::new(),
+        /// Tables with settings of their own.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tables: Vec<TableSettings> = Vec::new(),
+        /// The strategy: where variables live, and how far workers may lead.
+        strategy: Strategy = Strategy::default(),
+        /// The number of processes, and the time limits on them.
+        cluster: Cluster = Cluster::default(),
+        /// The settings of checkpoints.
+        checkpoint: Checkpoint = Checkpoint::default(),
+        /// When the job stops before its data ends.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        early_stopping: Option<EarlyStopping> = None,
+        /// When the learning rate falls because evaluations no longer improve.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        plateau: Option<Plateau> = None,
+        /// The metric by which the best model is kept, beside the last one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        best: Option<Best> = None,
     }
 }
 
@@ -182,54 +151,37 @@ pub struct Clip {
     pub norm: Option<f32>,
 }
 
-/// The model and its settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Model {
-    /// The name of a model that ships, such as `mlp` (`flambeau job init -` prints all), or of one of your own.
-    pub name: String,
-    /// A safetensors or PyTorch file with initial values, which each worker can read. Variables that the file lacks
-    /// have their usual initial values.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub init_from: Option<PathBuf>,
-    /// The prefix of names in `init_from` that the names of the model's variables do not have, such as `backbone.`.
-    /// Absent: `module.`, `_orig_mod.` or `model.`, if all names have it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub init_strip: Option<String>,
-    /// Patterns of the names of variables that have their usual initial values although `init_from` has others.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub init_except: Vec<String>,
-    /// Widths of the hidden layers (mlp, cnn).
-    pub hidden: Vec<usize>,
-    /// Channels of the convolutions (cnn).
-    pub channels: Vec<usize>,
-    /// The number of elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm,
-    /// two-tower).
-    pub embedding: usize,
-    /// True if the vectors of categories are rows of tables, so that a step needs only the rows of its samples
-    /// (logistic, mlp, factorization-machine; deepfm, wide-deep, dlrm and two-tower always have tables).
-    pub tables: bool,
-    /// The type of numbers in matrix products and convolutions. Variables and all else are `f32`.
-    pub precision: Precision,
-    /// Settings of the transformer, or of a model of your own.
-    #[serde(skip_serializing_if = "toml::Table::is_empty")]
-    pub options: toml::Table,
-}
-
-impl Default for Model {
-    fn default() -> Self {
-        Self {
-            name: "mlp".to_owned(),
-            init_from: None,
-            init_strip: None,
-            init_except: Vec::new(),
-            hidden: vec![256],
-            channels: vec![16, 32],
-            embedding: 16,
-            tables: false,
-            precision: Precision::F32,
-            options: toml::Table::new(),
-        }
+settings! {
+    /// The model and its settings.
+    Model {
+        /// The name of a model that ships, such as `mlp` (`flambeau job init -` prints all), or of one of your own.
+        name: String = "mlp".to_owned(),
+        /// A safetensors or PyTorch file with initial values, which each worker can read. Variables that the file lacks
+        /// have their usual initial values.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        init_from: Option<PathBuf> = None,
+        /// The prefix of names in `init_from` that the names of the model's variables do not have, such as `backbone.`.
+        /// Absent: `module.`, `_orig_mod.` or `model.`, if all names have it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        init_strip: Option<String> = None,
+        /// Patterns of the names of variables that have their usual initial values although `init_from` has others.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        init_except: Vec<String> = Vec::new(),
+        /// Widths of the hidden layers (mlp, cnn).
+        hidden: Vec<usize> = vec![256],
+        /// Channels of the convolutions (cnn).
+        channels: Vec<usize> = vec![16, 32],
+        /// The number of elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm,
+        /// two-tower).
+        embedding: usize = 16,
+        /// True if the vectors of categories are rows of tables, so that a step needs only the rows of its samples
+        /// (logistic, mlp, factorization-machine; deepfm, wide-deep, dlrm and two-tower always have tables).
+        tables: bool = false,
+        /// The type of numbers in matrix products and convolutions. Variables and all else are `f32`.
+        precision: Precision = Precision::F32,
+        /// Settings of the transformer, or of a model of your own.
+        #[serde(skip_serializing_if = "toml::Table::is_empty")]
+        options: toml::Table = toml::Table::new(),
     }
 }
 
@@ -308,66 +260,55 @@ impl Mode {
     }
 }
 
-/// The number of processes, and the time limits on them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Cluster {
-    /// The number of parameter servers among which variables are spread; servers that join later are spares. Absent:
-    /// all servers that are there once none has joined for three seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ps: Option<u32>,
-    /// The number of workers that must be there before training begins; more may join at any time. Absent: one, or
-    /// `strategy.stage_workers`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub workers: Option<u32>,
-    /// The seconds without a heartbeat after which a process counts as dead.
-    pub lease_seconds: f64,
-    /// The longest standstill in seconds. A worker that sends heartbeats, but finishes no step for this long, is
-    /// evicted. A checkpoint that makes no progress for this long is given up; the last checkpoint of a job is given up
-    /// once it has failed for this long. A job fails if no worker can work for this long, or if it waits this long for
-    /// members before its training begins. A job that was submitted to a long-lived cluster also fails if it waits this
-    /// long for members later.
-    pub stall_seconds: f64,
-}
-
-impl Default for Cluster {
-    fn default() -> Self {
-        Self {
-            ps: None,
-            workers: None,
-            lease_seconds: 10.0,
-            stall_seconds: 600.0,
-        }
+settings! {
+    /// The number of processes, and the time limits on them.
+    Cluster {
+        /// The number of parameter servers among which variables are spread; servers that join later are spares. Absent:
+        /// all servers that are there once none has joined for three seconds.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ps: Option<u32> = None,
+        /// The number of workers that must be there before training begins; more may join at any time. Absent: one, or
+        /// `strategy.stage_workers`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        workers: Option<u32> = None,
+        /// The seconds without a heartbeat after which a process counts as dead.
+        lease_seconds: f64 = 10.0,
+        /// The longest standstill in seconds. A worker that sends heartbeats, but finishes no step for this long, is
+        /// evicted. A checkpoint that makes no progress for this long is given up; the last checkpoint of a job is given up
+        /// once it has failed for this long. A job fails if no worker can work for this long, or if it waits this long for
+        /// members before its training begins. A job that was submitted to a long-lived cluster also fails if it waits this
+        /// long for members later.
+        stall_seconds: f64 = 600.0,
     }
 }
 
-/// The settings of checkpoints.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Checkpoint {
-    /// True to write checkpoints. Without them, the death of a server ends the job.
-    pub enabled: bool,
-    /// A folder, or a URL as in `s3://bucket/folder`, to which the coordinator and all servers have access. Absent: a
-    /// folder in the run directory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub location: Option<String>,
-    /// The time between two checkpoints, in seconds.
-    pub every_seconds: f64,
-    /// The number of steps between two checkpoints, summed over workers (in sync mode: committed steps), if these are
-    /// done before `every_seconds` have passed. Absent: only the time counts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub every_steps: Option<u64>,
-    /// The number of checkpoints that are kept. Older ones are deleted, unless a kept one builds on them.
-    pub keep: u32,
-    /// Sync mode: the size in MiB of the part of its shard that a server may copy, so that steps continue while a
-    /// checkpoint is written. If more than this is still to be written, steps wait.
-    #[serde(alias = "aside_mebibytes")]
-    pub snapshot_mebibytes: u64,
-    /// The maximum number of incremental checkpoints in a row, which have only the changed rows of tables. The
-    /// checkpoint after them has all rows.
-    pub increments: u32,
-    /// The action when there is no room for a checkpoint.
-    pub on_full_disk: OnFullDisk,
+settings! {
+    /// The settings of checkpoints.
+    Checkpoint {
+        /// True to write checkpoints. Without them, the death of a server ends the job.
+        enabled: bool = true,
+        /// A folder, or a URL as in `s3://bucket/folder`, to which the coordinator and all servers have access. Absent: a
+        /// folder in the run directory.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        location: Option<String> = None,
+        /// The time between two checkpoints, in seconds.
+        every_seconds: f64 = 30.0,
+        /// The number of steps between two checkpoints, summed over workers (in sync mode: committed steps), if these are
+        /// done before `every_seconds` have passed. Absent: only the time counts.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        every_steps: Option<u64> = None,
+        /// The number of checkpoints that are kept. Older ones are deleted, unless a kept one builds on them.
+        keep: u32 = 3,
+        /// Sync mode: the size in MiB of the part of its shard that a server may copy, so that steps continue while a
+        /// checkpoint is written. If more than this is still to be written, steps wait.
+        #[serde(alias = "aside_mebibytes")]
+        snapshot_mebibytes: u64 = 64,
+        /// The maximum number of incremental checkpoints in a row, which have only the changed rows of tables. The
+        /// checkpoint after them has all rows.
+        increments: u32 = 8,
+        /// The action when there is no room for a checkpoint.
+        on_full_disk: OnFullDisk = OnFullDisk::Wait,
+    }
 }
 
 /// The action when the store of checkpoints is full.
@@ -380,21 +321,6 @@ pub enum OnFullDisk {
     Wait,
     /// The job ends with an error.
     Stop,
-}
-
-impl Default for Checkpoint {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            location: None,
-            every_seconds: 30.0,
-            every_steps: None,
-            keep: 3,
-            snapshot_mebibytes: 64,
-            increments: 8,
-            on_full_disk: OnFullDisk::Wait,
-        }
-    }
 }
 
 /// The action on numbers that are NaN or infinite. A gradient that has some is never applied.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::JobError;
+use super::settings::settings;
 
 /// The passes over the data after which a worker evaluates the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,84 +16,50 @@ pub enum Evaluations {
     Last,
 }
 
-/// When a job stops before its data ends.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EarlyStopping {
-    /// The metric, by its name in evaluations.
-    pub metric: String,
-    /// The direction in which the metric improves. Absent: by the metric's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub goal: Option<Goal>,
-    /// The number of evaluations in a row without an improvement after which the job stops.
-    pub patience: u32,
-    /// The least change that counts as an improvement.
-    pub min_delta: f64,
-}
-
-impl Default for EarlyStopping {
-    fn default() -> Self {
-        Self {
-            metric: "loss".to_owned(),
-            goal: None,
-            patience: 3,
-            min_delta: 0.0,
-        }
+settings! {
+    /// When a job stops before its data ends.
+    EarlyStopping {
+        /// The metric, by its name in evaluations.
+        metric: String = "loss".to_owned(),
+        /// The direction in which the metric improves. Absent: by the metric's name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        goal: Option<Goal> = None,
+        /// The number of evaluations in a row without an improvement after which the job stops.
+        patience: u32 = 3,
+        /// The least change that counts as an improvement.
+        min_delta: f64 = 0.0,
     }
 }
 
-/// When the learning rate falls because evaluations no longer improve, as Keras's `ReduceLROnPlateau` does it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Plateau {
-    /// The metric, by its name in evaluations.
-    pub metric: String,
-    /// The direction in which the metric improves. Absent: by the metric's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub goal: Option<Goal>,
-    /// The factor by which the learning rate is multiplied when it falls.
-    pub factor: f64,
-    /// The number of evaluations in a row without an improvement after which the learning rate falls.
-    pub patience: u32,
-    /// The least change that counts as an improvement.
-    pub min_delta: f64,
-    /// The number of evaluations after a fall of the learning rate that do not count towards `patience`.
-    pub cooldown: u32,
-    /// No learning rate is lowered below this one.
-    pub min_learning_rate: f32,
-}
-
-impl Default for Plateau {
-    fn default() -> Self {
-        Self {
-            metric: "loss".to_owned(),
-            goal: None,
-            factor: 0.1,
-            patience: 10,
-            min_delta: 1e-4,
-            cooldown: 0,
-            min_learning_rate: 0.0,
-        }
+settings! {
+    /// When the learning rate falls because evaluations no longer improve, as Keras's `ReduceLROnPlateau` does it.
+    Plateau {
+        /// The metric, by its name in evaluations.
+        metric: String = "loss".to_owned(),
+        /// The direction in which the metric improves. Absent: by the metric's name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        goal: Option<Goal> = None,
+        /// The factor by which the learning rate is multiplied when it falls.
+        factor: f64 = 0.1,
+        /// The number of evaluations in a row without an improvement after which the learning rate falls.
+        patience: u32 = 10,
+        /// The least change that counts as an improvement.
+        min_delta: f64 = 1e-4,
+        /// The number of evaluations after a fall of the learning rate that do not count towards `patience`.
+        cooldown: u32 = 0,
+        /// No learning rate is lowered below this one.
+        min_learning_rate: f32 = 0.0,
     }
 }
 
-/// The metric by which the best model is chosen.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Best {
-    /// The metric, by its name in evaluations.
-    pub metric: String,
-    /// The direction in which the metric improves. Absent: by the metric's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub goal: Option<Goal>,
-}
-
-impl Default for Best {
-    fn default() -> Self {
-        Self {
-            metric: "loss".to_owned(),
-            goal: None,
-        }
+settings! {
+    /// The metric by which the best model is chosen.
+    Best {
+        /// The metric, by its name in evaluations.
+        metric: String = "loss".to_owned(),
+        /// The direction in which the metric improves. Absent: by the metric's name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        goal: Option<Goal> = None,
     }
 }
 

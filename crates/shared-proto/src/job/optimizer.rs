@@ -4,21 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::JobError;
 use super::require::require;
-
-macro_rules! settings {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(default, deny_unknown_fields)]
-        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($field: $default,)* }
-            }
-        }
-    };
-}
+use super::settings::settings;
 
 settings! {
     /// Stochastic gradient descent.
@@ -293,25 +279,25 @@ impl Optimizer {
     }
 }
 
-/// The learning-rate schedule. The rate is the optimizer's, times a factor that depends on the number of updates
-/// that the block has taken.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Schedule {
-    /// The factor's shape after warm-up.
-    pub kind: ScheduleKind,
-    /// The number of updates over which the factor first rises linearly to 1. 0: no warm-up.
-    pub warmup_steps: u64,
-    /// `step`: the number of updates between two cuts.
-    pub step_every: u64,
-    /// `step`: the share of the factor that each cut leaves.
-    pub step_factor: f32,
-    /// `cosine`: the number of updates, warm-up included, after which the factor reaches the floor. Absent: at the
-    /// job's end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub total_steps: Option<u64>,
-    /// `cosine`: the factor at the end.
-    pub floor: f32,
+settings! {
+    /// The learning-rate schedule. The rate is the optimizer's, times a factor that depends on the number of updates
+    /// that the block has taken.
+    Schedule {
+        /// The factor's shape after warm-up.
+        kind: ScheduleKind = ScheduleKind::Constant,
+        /// The number of updates over which the factor first rises linearly to 1. 0: no warm-up.
+        warmup_steps: u64 = 0,
+        /// `step`: the number of updates between two cuts.
+        step_every: u64 = 1000,
+        /// `step`: the share of the factor that each cut leaves.
+        step_factor: f32 = 0.1,
+        /// `cosine`: the number of updates, warm-up included, after which the factor reaches the floor. Absent: at the
+        /// job's end.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        total_steps: Option<u64> = None,
+        /// `cosine`: the factor at the end.
+        floor: f32 = 0.0,
+    }
 }
 
 /// The shape of a learning-rate schedule.
@@ -324,19 +310,6 @@ pub enum ScheduleKind {
     Step,
     /// The factor falls along half a cosine wave.
     Cosine,
-}
-
-impl Default for Schedule {
-    fn default() -> Self {
-        Self {
-            kind: ScheduleKind::Constant,
-            warmup_steps: 0,
-            step_every: 1000,
-            step_factor: 0.1,
-            total_steps: None,
-            floor: 0.0,
-        }
-    }
 }
 
 impl Schedule {

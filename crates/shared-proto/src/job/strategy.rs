@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::settings::settings;
 use super::{Mode, Wire};
 use crate::staleness::StalenessBound;
 
@@ -57,35 +58,25 @@ pub struct Strategy {
     pub correction: Correction,
 }
 
-/// What servers do, outside sync mode, about gradients that were computed with old weights. The updates of a single
-/// worker stay as they are. Steps of rows are scaled by each row's own staleness; `step_limit`, `look_ahead` and
-/// `average` concern only dense variables.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Correction {
-    /// False: each gradient is applied as if it were new.
-    pub enabled: bool,
-    /// The norm by which all updates in flight together may move a block's weights, relative to the norm of these
-    /// weights. With momentum `m`, the limit is multiplied by the square root of `1 - m`. A longer step is shortened,
-    /// but not below about its share of a synchronous step.
-    pub step_limit: f64,
-    /// True: workers compute with look-ahead weights, which are the weights to which the momentum will have led when
-    /// the gradient arrives.
-    pub look_ahead: bool,
-    /// The length of the average of the weights that evaluations measure and `model.safetensors` holds, as a part of a
-    /// pass over the data. The average is over at most an eighth of the job and 1,000 updates. With 0, or with
-    /// `ema_decay` in the job, there is no such average.
-    pub average: f64,
-}
-
-impl Default for Correction {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            step_limit: 0.05,
-            look_ahead: true,
-            average: 1.0,
-        }
+settings! {
+    /// What servers do, outside sync mode, about gradients that were computed with old weights. The updates of a single
+    /// worker stay as they are. Steps of rows are scaled by each row's own staleness; `step_limit`, `look_ahead` and
+    /// `average` concern only dense variables.
+    #[derive(Copy)]
+    Correction {
+        /// False: each gradient is applied as if it were new.
+        enabled: bool = true,
+        /// The norm by which all updates in flight together may move a block's weights, relative to the norm of these
+        /// weights. With momentum `m`, the limit is multiplied by the square root of `1 - m`. A longer step is shortened,
+        /// but not below about its share of a synchronous step.
+        step_limit: f64 = 0.05,
+        /// True: workers compute with look-ahead weights, which are the weights to which the momentum will have led when
+        /// the gradient arrives.
+        look_ahead: bool = true,
+        /// The length of the average of the weights that evaluations measure and `model.safetensors` holds, as a part of a
+        /// pass over the data. The average is over at most an eighth of the job and 1,000 updates. With 0, or with
+        /// `ema_decay` in the job, there is no such average.
+        average: f64 = 1.0,
     }
 }
 
