@@ -1,4 +1,4 @@
-//! Admission of calls: of live members of this run, with the newest shard map, in order.
+//! Admits calls of live members of this run that use the newest shard map and arrive in order.
 
 use shared_proto::ids::{Origin, Task};
 use shared_proto::planted;
@@ -61,7 +61,7 @@ impl Cluster {
         ))
     }
 
-    /// Checks that the sender uses the shard map in force.
+    /// Checks that the sender uses the newest shard map or, in a job without a map, is in the newest ring.
     ///
     /// # Errors
     /// [`Reason::StaleEpoch`].
@@ -80,7 +80,7 @@ impl Cluster {
     }
 }
 
-/// Returns the refusal of a call that arrives after a newer call of the same sender, or that has no number.
+/// Returns the refusal of a call that arrives after a newer call of the same sender, or that has no sequence number.
 pub(super) fn out_of_order(origin: &Origin, call: &str) -> Refusal {
     Refusal::new(
         Reason::OutOfOrder,

@@ -10,7 +10,8 @@ use super::Cluster;
 use super::members::Member;
 
 impl Cluster {
-    /// Returns whether a server has memory for a shard. One that states none has.
+    /// Returns whether a server has memory for a shard. A server that has not stated its memory is assumed to have
+    /// enough.
     pub(super) fn has_room_for(&self, server: Task, shard: usize) -> bool {
         let map = self.durable.map();
         let capacity = self.durable.member(server.id).and_then(|m| m.capacity);
@@ -21,7 +22,7 @@ impl Cluster {
         needed.get(shard).is_none_or(|needed| *needed <= capacity)
     }
 
-    /// Returns a server that holds no shard and has memory for this one.
+    /// Returns a live server that holds no shard and has memory for this one.
     pub(super) fn spare_for(&self, shard: usize) -> Option<Task> {
         let mut servers = self.durable.live(Role::Ps).map(|m| m.task);
         servers
@@ -29,7 +30,7 @@ impl Cluster {
     }
 }
 
-/// Refuses a placement that is too large for the server of a shard; index i is the server of shard i.
+/// Refuses a placement in which a shard is too large for its server. `servers[i]` is the server of shard `i`.
 ///
 /// # Errors
 /// [`Reason::Oversized`].
@@ -58,7 +59,8 @@ pub(super) fn check_capacity(
     Ok(())
 }
 
-/// The bytes that each shard's server needs for weights, slots, copies of weights and, in sync mode, a staged gradient of each worker.
+/// Returns, by shard, the number of bytes that its server needs for weights, slots, copies of weights and, in sync
+/// mode, a staged gradient of each worker. Tables do not count.
 fn needed(job: &Job, placed: &[PlacedVariable], block_elements: usize) -> Vec<u64> {
     let workers = u64::from(job.cluster.workers.unwrap_or(1));
     let staged = match job.strategy.mode {

@@ -17,7 +17,7 @@ use super::ledger::Ledger;
 use super::model::ModelSpecs;
 use super::monitors::Monitors;
 
-/// The location of the checkpoints, and the run's id. By the id servers check that they see the same store.
+/// The location of the checkpoints, and the run's id. Servers use the id to check that they access the same store.
 #[derive(Clone, Debug)]
 pub struct CheckpointPlace {
     /// The folder, or the address in an object store.
@@ -34,22 +34,23 @@ pub(super) struct Checkpoints {
     /// The newest checkpoint, or the one that the job began with.
     pub(super) newest: Option<DurableCheckpoint>,
     pub(super) stage: Stage,
-    /// The shards that were told to load values and have not reported success, each with the error of its
-    /// last attempt; empty before the first.
+    /// The parts of a checkpoint that must be loaded and are not reported as loaded, each with the error of the last
+    /// attempt. The error is empty before the first failure. The part of a shard has the shard's index, and the part of
+    /// a ring comes after all shards.
     pub(super) loading: BTreeMap<usize, String>,
-    /// The checkpoint that the job begins with.
+    /// The model and the data of the checkpoint that the job begins with; `None` if it begins without one.
     pub(super) start: Option<Start>,
 }
 
-/// The progress of a run, as far as its checkpoints decide it.
+/// The stage of a run, as far as its checkpoints decide it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Stage {
-    /// This run has written none. Training does not begin before.
+    /// This run has not written a checkpoint. Training does not begin before it has.
     #[default]
     First,
     /// Checkpoints are written at intervals.
     Regular,
-    /// Training is over, and the job ends with the next one.
+    /// Training is over, and the job ends with the next checkpoint.
     Last,
 }
 
@@ -62,7 +63,7 @@ pub struct DurableCheckpoint {
     pub number: u64,
     /// The progress of the training at the checkpoint.
     pub progress: SavedProgress,
-    /// The id of the run that wrote it; empty for earlier releases.
+    /// The id of the run that wrote the checkpoint; empty for checkpoints of earlier releases.
     #[serde(default)]
     pub run: String,
 }
@@ -73,14 +74,14 @@ pub struct SavedProgress {
     pub(super) ledger: Ledger,
     pub(super) due: Vec<u32>,
     pub(super) evaluations: Vec<SavedEvaluation>,
-    /// The metrics that the job's settings follow. Checkpoints of earlier releases have none.
+    /// The state of the metrics that the job's settings follow; `None` in checkpoints of earlier releases.
     #[serde(default)]
     pub(super) monitors: Option<Monitors>,
     pub(crate) clock: Clock,
     pub(super) steps: u64,
     pub(super) samples: u64,
-    /// The highest generation of any member. Later runs begin with higher ones, because the marks of blocks
-    /// identify messages by them.
+    /// The highest generation of any member. Runs that begin with this checkpoint use higher generations, because the
+    /// watermarks of blocks tell workers apart by index and generation.
     pub(super) generation: Generation,
 }
 
@@ -94,7 +95,7 @@ impl SavedProgress {
     /// Encodes the progress for a manifest, and checks that it reads back the same.
     ///
     /// # Errors
-    /// If it would be read back as something else.
+    /// If the progress cannot be encoded, or reads back differently.
     pub(super) fn to_value(&self) -> Result<serde_json::Value, String> {
         let wrong = |error: serde_json::Error| error.to_string();
         let text = serde_json::to_vec(self).map_err(wrong)?;
@@ -142,8 +143,8 @@ impl Checkpoints {
         self.stage = Stage::Last;
     }
 
-    /// Names a shard that has values to load, and the reason why it has not; none if there is no such shard. `part_of_ring` is
-    /// the part that a worker loads.
+    /// Describes a part that must still load its values, with the error of its last attempt; `None` if there is no such
+    /// part. Servers load the parts below `part_of_ring`, and a worker loads that one.
     pub(super) fn loads(&self, part_of_ring: usize) -> Option<String> {
         let loader = |shard: &usize| match *shard < part_of_ring {
             true => format!("shard {shard}"),
@@ -162,7 +163,7 @@ impl Checkpoints {
 }
 
 impl Cluster {
-    /// Begins with the progress of a checkpoint.
+    /// Makes the job begin with a checkpoint and its progress.
     pub fn start_from(&mut self, location: String, manifest: &Manifest, progress: SavedProgress) {
         self.durable.forgotten.first_generation = progress.generation.next();
         self.durable.training.earlier_samples = progress.samples;
@@ -188,7 +189,8 @@ impl Cluster {
         newest.map(|newest| newest.number)
     }
 
-    /// Returns the number, clock and age of the newest checkpoint.
+    /// Returns the number, clock and age of the newest checkpoint. The age counts from the time at which the checkpoint
+    /// was begun, or from a later restart of the coordinator; it is 0 if neither is known.
     pub fn checkpoint_status(&self, now: Instant) -> Option<wire::CheckpointStatus> {
         let newest = self.durable.checkpoints.newest.as_ref()?;
         let begun = self.saving.newest_begun;
@@ -201,7 +203,7 @@ impl Cluster {
     }
 }
 
-/// The model and the data of the checkpoint that a job begins with.
+/// The model and the size of the data of the checkpoint that a job begins with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     variables: Vec<SavedVariable>,
@@ -209,13 +211,13 @@ pub(crate) struct Start {
     tables: Vec<TableSpec>,
     pub(crate) block_elements: usize,
     pub(crate) training_samples: u64,
-    /// The checkpoint's location and number, and the run that wrote it.
+    /// The checkpoint's location and number, and the run that wrote it; `None` in states of earlier releases.
     #[serde(default)]
     pub(super) from: Option<(String, u64, String)>,
 }
 
 impl Start {
-    /// Returns whether the model is that of the checkpoint, by the names and shapes of its variables and tables.
+    /// Returns whether a model matches the checkpoint, by the names and shapes of its variables, and by its tables.
     pub(crate) fn is_of(&self, model: &ModelSpecs) -> bool {
         let shapes = |spec: &VariableSpec| (spec.name.clone(), spec.shape.clone());
         let saved = self.variables.iter().map(VariableSpec::from);
@@ -232,7 +234,7 @@ impl Start {
                 .all(|(ours, saved)| ours.is_stored_like(saved))
     }
 
-    /// Describes the first variable of which the checkpoint has another shape than the model; empty if there is none.
+    /// Describes the first variable whose shape differs between the checkpoint and the model; empty if there is none.
     pub(crate) fn difference(&self, model: &ModelSpecs) -> String {
         let saved: Vec<VariableSpec> = self.variables.iter().map(VariableSpec::from).collect();
         let shape = |specs: &[VariableSpec], name: &str| {
@@ -250,7 +252,8 @@ impl Start {
         })
     }
 
-    /// Returns the first variable for which the job's optimizer keeps another number of slots than the checkpoint has.
+    /// Returns the first variable for which the job's optimizer keeps a different number of slots than the checkpoint
+    /// has.
     pub(crate) fn other_slots(&self, job: &Job, specs: &[VariableSpec]) -> Option<&SavedVariable> {
         let mut pairs = self.variables.iter().zip(specs);
         let differs = |(saved, spec): &(&SavedVariable, &VariableSpec)| {

@@ -1,5 +1,5 @@
-//! Servers that are about to stop. A checkpoint is ordered that has all of their shards, so that their
-//! successors lose nothing.
+//! Servers that are about to stop. A checkpoint with all of their shards is ordered first, so that their successors
+//! lose nothing.
 
 use std::collections::btree_map::Entry;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use shared_proto::planted;
 use super::Cluster;
 
 impl Cluster {
-    /// Notes that a server is about to stop. Returns whether it has a shard to save.
+    /// Notes that a server is about to stop. Returns whether its shard must be saved first.
     pub(super) fn begin_draining(&mut self, now: Instant, server: Task) -> bool {
         let initialized = self.durable.initialized();
         let holds = self.durable.shard_of(server).is_some();
@@ -42,7 +42,7 @@ impl Cluster {
         self.draining.values().any(Option::is_none)
     }
 
-    /// Notes that a checkpoint is ordered, which contains every push to the shards of draining servers.
+    /// Notes that a checkpoint is ordered. It contains every push to the shards of draining servers.
     pub(super) fn drains_into(&mut self, checkpoint: u64) {
         for number in self.draining.values_mut() {
             number.get_or_insert(checkpoint);

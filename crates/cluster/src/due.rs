@@ -1,4 +1,4 @@
-//! The follow-ups of a call: a method deep inside a call notes them, and `events` carries them out at the end of the call.
+//! The follow-ups of a call. Methods note them during the call, and `events` carries them out at its end.
 
 use shared_proto::ids::{Task, TaskId};
 
@@ -7,7 +7,7 @@ use shared_proto::ids::{Task, TaskId};
 pub(super) struct Due {
     /// The members to evict, each with the reason.
     evictions: Vec<(TaskId, &'static str)>,
-    /// The workers to evict and to wait for, with the reason.
+    /// The workers to evict and to expect back, and the reason.
     workers: Option<(Vec<Task>, &'static str)>,
     /// True if a ring may be complete now.
     ring: bool,
@@ -22,15 +22,15 @@ pub(super) enum FollowUp {
     Evict(TaskId, &'static str),
     /// Evict these workers, and wait until they have registered again.
     EvictWorkers(Vec<Task>, &'static str),
-    /// Form the ring, if all that it needs is there.
+    /// Form the ring, if its conditions are met.
     FormRing,
     /// Plan the next step of a job in lock step.
     Plan,
 }
 
 impl Due {
-    /// Notes a follow-up. A second [`FollowUp::EvictWorkers`] replaces the first one, because its list includes those
-    /// workers.
+    /// Notes a follow-up. A second [`FollowUp::EvictWorkers`] replaces the first one, because its list includes the
+    /// workers of the first.
     pub(super) fn add(&mut self, follow_up: FollowUp) {
         match follow_up {
             FollowUp::Evict(member, why) => self.evictions.push((member, why)),

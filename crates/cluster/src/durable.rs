@@ -1,4 +1,4 @@
-//! The part of the cluster's state that outlives this process, and the resumption from it.
+//! The part of the cluster's state that outlives this process, and how a new process resumes from it.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -23,11 +23,11 @@ use super::training::Training;
 use super::unable::Unable;
 use super::variables::Variables;
 
-/// The number of views that one process may publish. The next process begins beyond them.
+/// The maximum number of views that one process may publish. The next process begins with a number beyond this range.
 const VIEWS_IN_A_LIFE: u64 = 1 << 40;
 
-/// All that outlives a coordinator. It is persisted as it is, each field as a row (`rows`). Fields that are skipped are set by
-/// [`Cluster::resume`].
+/// The state that outlives a coordinator. Each field is persisted as a row, and each member as a row of its own
+/// (`rows`). [`Cluster::resume`] sets the fields that are not persisted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Durable {
     /// The run, and the job that it trains.
@@ -53,27 +53,27 @@ pub struct Durable {
 /// The identity of the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// The job as text. Another release may write the same job with other settings in it.
+    /// The job as TOML. Another release may write the same job differently.
     pub job_toml: String,
     /// The run's number, which distinguishes members of an earlier run from those of this one.
     pub(super) number: RunNumber,
-    /// The run's id; none without checkpoints.
+    /// The run's id; `None` without checkpoints.
     #[serde(rename = "probe")]
     pub(super) run_id: Option<String>,
-    /// The number of times that the coordinator has started.
+    /// The number of times that a coordinator of this run has started.
     pub(super) starts: u64,
     #[serde(with = "stored::Key")]
     pub(super) receipt_key: ReceiptKey,
 }
 
 impl Run {
-    /// Returns the job's strategy; none if the job cannot be read.
+    /// Returns the job's strategy; `None` if the job cannot be parsed.
     pub(super) fn strategy(&self) -> Option<StrategyName> {
         let job = Job::parse(&self.job_toml).ok()?;
         Some(job.strategy.name)
     }
 
-    /// Returns the run's id, if it is known.
+    /// Returns the run's id or, without checkpoints, the run's number in hexadecimal; `None` if neither is set.
     pub fn id(&self) -> Option<String> {
         let number = (self.number.0 != 0).then(|| format!("{:016x}", self.number.0));
         self.run_id.clone().or(number)
@@ -87,12 +87,12 @@ pub(super) struct Outcome {
     pub(super) phase: JobPhase,
     /// The error with which the job failed; empty otherwise.
     pub(super) error: String,
-    /// The seconds of training before this process began; in a snapshot all until then.
+    /// The seconds of training before this process started; in a snapshot, all seconds until the snapshot.
     #[serde(with = "shared_proto::number")]
     pub(super) seconds: f64,
-    /// The reason why the job has ended without its last checkpoint; empty if it has not.
+    /// The reason why the job has ended without its last checkpoint; empty otherwise.
     pub(super) unsaved: String,
-    /// The number of workers that took part; 0 until the end.
+    /// The number of workers that took part; 0 until the job ends.
     #[serde(default)]
     pub(super) workers: usize,
 }
@@ -137,7 +137,7 @@ impl Durable {
         matches!(self.outcome.phase, JobPhase::Done | JobPhase::Failed)
     }
 
-    /// Returns the epoch of the shard map; without one, that of the ring.
+    /// Returns the epoch of the shard map or, without a map, the number of the ring.
     pub(super) fn epoch(&self) -> Epoch {
         let map = self.map();
         map.map_or(self.ring.number, |map| map.epoch)
@@ -148,7 +148,7 @@ impl Durable {
         self.variables.as_ref()?.map.as_ref()
     }
 
-    /// Returns the shard map for changes; none before the map is cut.
+    /// Returns the shard map for changes; `None` before the map is cut.
     pub(super) fn map_mut(&mut self) -> Option<&mut ShardMap> {
         self.variables.as_mut()?.map.as_mut()
     }
@@ -170,7 +170,8 @@ impl Durable {
         self.members.values().filter(of_role)
     }
 
-    /// Returns the servers of the shards, in the order of the shards.
+    /// Returns the servers of the shards, in the order of the shards. A shard that has lost its server has this
+    /// server's task.
     pub(super) fn servers(&self) -> Vec<Task> {
         let map = self.map();
         map.map_or_else(Vec::new, |map| {
@@ -178,7 +179,7 @@ impl Durable {
         })
     }
 
-    /// Returns the shards without a server.
+    /// Returns the indices of the shards without a server.
     pub(super) fn orphans(&self) -> impl Iterator<Item = usize> + '_ {
         let map = self.map();
         let shards = map.map_or(&[][..], |map| &map.shards);
@@ -188,13 +189,13 @@ impl Durable {
         without_server.map(|(number, _)| number)
     }
 
-    /// Returns the shard that a server holds.
+    /// Returns the index of the shard that a server holds, or that has lost this server.
     pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
         let shards = &self.map()?.shards;
         shards.iter().position(|shard| shard.server.task() == task)
     }
 
-    /// Returns the tables of the shard map; none before the map is made.
+    /// Returns the tables of the shard map; empty before the map is cut.
     pub(super) fn tables(&self) -> &[PlacedTable] {
         let variables = self.variables.as_ref();
         let map = variables.and_then(|variables| variables.map.as_ref());
@@ -217,7 +218,8 @@ impl Durable {
             .map_or(0, |count| *count)
     }
 
-    /// Returns for each shard that has lost updates how many steps of workers these are, if each step changes all of its blocks.
+    /// Returns, by shard, its lost updates, converted into steps of one worker that updates all of the shard's blocks,
+    /// rounded up. Shards without losses are absent.
     pub(super) fn lost_steps(&self) -> BTreeMap<u32, u64> {
         let by_shard = self.losses.by_shard.iter();
         let steps = |(shard, updates): (&u32, &u64)| {
@@ -229,26 +231,26 @@ impl Durable {
         by_shard.map(steps).collect()
     }
 
-    /// Returns the number of steps and of samples done.
+    /// Returns the numbers of steps and samples done.
     pub(super) fn done(&self) -> (u64, u64) {
         (self.training.tally.steps, self.training.tally.samples)
     }
 
-    /// Returns whether any member has not left yet.
+    /// Returns whether any member is alive.
     pub(super) fn anyone_there(&self) -> bool {
         self.members.values().any(|m| m.is_alive())
     }
 }
 
 impl Cluster {
-    /// Returns a copy of the state that has to survive.
+    /// Returns a copy of the state to persist.
     pub fn snapshot(&self, now: Instant) -> Durable {
         let mut durable = self.durable.clone();
         durable.outcome.seconds = self.seconds(now);
         durable
     }
 
-    /// Resumes from the state of an earlier coordinator.
+    /// Resumes from the state that an earlier coordinator has persisted.
     pub fn resume(job: Job, mut durable: Durable, now: Instant) -> Self {
         let beyond = durable.run.starts.saturating_mul(VIEWS_IN_A_LIFE);
         durable.run.starts = durable.run.starts.saturating_add(1);

@@ -1,4 +1,4 @@
-//! The epochs of the shard map: each move of a shard, and each end of a ring, begins another.
+//! The epochs of the shard map. Each move of a shard, and each end of a ring, begins a new epoch.
 
 use std::time::Instant;
 
@@ -6,7 +6,8 @@ use super::Cluster;
 use super::ring::Cause;
 
 impl Cluster {
-    /// Begins another epoch, because a shard has moved or has other values, or a ring is over. A ring ends with its epoch.
+    /// Begins a new epoch, because a shard has moved or has other values, or because the ring breaks. A formed ring
+    /// ends with its epoch.
     pub(super) fn raise_epoch(&mut self, now: Instant, cause: Cause) {
         match self.durable.ring.is_formed() {
             true => self.note_broken(now, cause),
@@ -30,7 +31,7 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Breaks the ring: all members are to join the next one.
+    /// Breaks the ring, if one is formed. All members must then join the next one.
     pub(super) fn break_ring(&mut self, now: Instant, cause: Cause) {
         if self.durable.ring.is_formed() {
             self.raise_epoch(now, cause);

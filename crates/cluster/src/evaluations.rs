@@ -15,11 +15,11 @@ use super::due::FollowUp;
 use super::monitors::{Measured, Monitors};
 use super::record::Record;
 
-/// Bytes of a SHA-256.
+/// The number of bytes of a SHA-256.
 pub const DIGEST_BYTES: usize = 32;
 
-/// The number of results that are kept in the state, in manifests and for status, the newest.
-/// `metrics.jsonl` has all of them.
+/// The maximum number of results, the newest, that are kept in the state, in manifests and for status. `metrics.jsonl`
+/// has all results.
 const KEPT: usize = 64;
 
 /// The evaluations that are due, in progress, or done.
@@ -30,7 +30,7 @@ pub(super) struct Evaluations {
     pub(super) done: Vec<SavedEvaluation>,
     /// The data epoch and the worker of the last result, so that a repeated report is accepted.
     pub(super) reported: Option<(u32, Task)>,
-    /// The metrics that settings of the job follow.
+    /// The state of the metrics that the job's settings follow.
     #[serde(default)]
     pub(super) monitors: Monitors,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Evaluation {
 }
 
 impl Evaluations {
-    /// The evaluations of a job that goes back to a checkpoint. Those that were in progress are due.
+    /// Returns the evaluations of a job that goes back to a checkpoint. Those that were in progress are due again.
     pub(super) fn restored(
         due: &[u32],
         done: &[SavedEvaluation],
@@ -96,7 +96,8 @@ impl Evaluations {
         self.at_work.is_some() || !self.due.is_empty()
     }
 
-    /// Returns the evaluation that `task` holds, or leases it the next one.
+    /// Returns the evaluation that `task` holds, or leases it the next one that is due. `exhausted` is true if training
+    /// is over.
     pub(super) fn lease(&mut self, task: Task, exhausted: bool) -> Option<Evaluation> {
         if self.at_work.is_none() {
             let data_epoch = self.due.pop_front();
@@ -110,7 +111,7 @@ impl Evaluations {
     }
 }
 
-/// Returns the part of a list of results that is kept.
+/// Returns the newest results of a list, as many as are kept.
 fn newest<T>(done: &[T]) -> &[T] {
     &done[done.len().saturating_sub(KEPT)..]
 }
@@ -217,7 +218,7 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Returns the evaluation of which a worker reports the result.
+    /// Checks the report of an evaluation, and returns this evaluation.
     ///
     /// # Errors
     /// [`Reason::NotLeased`] or [`Reason::Malformed`], as [`Self::evaluated`] says.
@@ -270,7 +271,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the error for a job that monitors a metric that its evaluations do not have.
+    /// Returns the error of a job that monitors a metric that its evaluations do not have; `None` if they have all.
     fn missing_metric(&self, report: &wire::EvaluationReport) -> Option<String> {
         let early = self.job.early_stopping.as_ref();
         let plateau = self.job.plateau.as_ref();
@@ -292,7 +293,7 @@ impl Cluster {
         ))
     }
 
-    /// Ends the job early if evaluations no longer improve.
+    /// Stops the training early if `early_stopping` finds that evaluations no longer improve.
     fn consider_stopping(&mut self) {
         let early = self.job.early_stopping.as_ref();
         let monitors = &self.durable.evaluations.monitors;
@@ -307,7 +308,8 @@ impl Cluster {
         self.evaluate_when_at_rest();
     }
 
-    /// Takes back an early stop of which a job that goes back to a checkpoint no longer has the evaluations.
+    /// Decides about an early stop once more, because the job has gone back to a checkpoint and may no longer have the
+    /// evaluations that led to the stop.
     pub(super) fn reconsider_stopping(&mut self) {
         let training = &mut self.durable.training;
         if !training.stopped_early.is_empty() {
@@ -317,7 +319,8 @@ impl Cluster {
         }
     }
 
-    /// Schedules the evaluation after a pass over the data, if the job wants one there.
+    /// Schedules an evaluation after the complete pass `pass`, if the job evaluates after each pass. `None`: no pass is
+    /// complete.
     pub(super) fn evaluate_after(&mut self, pass: Option<u32>) {
         // The last evaluation is scheduled once all data is done.
         if self.job.evaluations == job::Evaluations::EachEpoch {
@@ -325,7 +328,7 @@ impl Cluster {
         }
     }
 
-    /// Schedules an evaluation at the end of the data, even if no epoch ends there.
+    /// Schedules the last evaluation once all data is done, even if no data epoch ends there.
     pub(super) fn schedule_last_evaluation(&mut self) {
         if self.durable.training.exhausted()
             && !self.durable.evaluations.pending()

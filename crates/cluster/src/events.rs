@@ -1,5 +1,5 @@
-//! The calls with follow-ups. Each changes the state first. Then `settle` carries out what it has noted in `due`: members are evicted,
-//! a ring is formed, the next step is planned.
+//! The calls that can have follow-ups. Each call first changes the state, and notes its follow-ups in `due`. Then
+//! `settle` carries them out: it evicts members, forms a ring, or plans the next step.
 
 use std::time::Instant;
 
@@ -17,11 +17,14 @@ use super::ring::Joined;
 use super::saving::Failure;
 
 impl Cluster {
-    /// Makes the caller a member; supersedes an earlier process of the same identity at once.
+    /// Registers the caller, and returns its task. If an earlier process of the same identity is a member, the caller
+    /// supersedes it at once. A repeated registration returns the same task.
     ///
     /// # Errors
-    /// [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) for a role that does not register, or without an identity;
-    /// [`Reason::OutOfOrder`](shared_proto::refusal::Reason::OutOfOrder) and [`Reason::Superseded`](shared_proto::refusal::Reason::Superseded) for a call that comes late.
+    /// [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) for a role that does not register, or without an
+    /// identity; [`Reason::OutOfOrder`](shared_proto::refusal::Reason::OutOfOrder) if a newer registration of the
+    /// process was accepted, or its membership has ended;
+    /// [`Reason::Superseded`](shared_proto::refusal::Reason::Superseded) if another process has taken its identity.
     pub fn register(
         &mut self,
         now: Instant,
@@ -39,7 +42,8 @@ impl Cluster {
         Ok(task)
     }
 
-    /// Gives a lease back. A worker or server that cannot work leaves alone; any other error ends the job.
+    /// Removes a member that leaves. If the request states a failure of this member, the job continues without it; any
+    /// other error fails the job.
     pub fn leave(&mut self, now: Instant, task: Task, request: &wire::LeaveRequest) {
         let mut why = "it has left";
         if request.failure != wire::WorkerFailure::Unspecified as i32 {
@@ -53,7 +57,8 @@ impl Cluster {
         self.settle(now);
     }
 
-    /// Ends leases that have expired, and evicts workers that hold up others without making progress.
+    /// Does what depends on time. Evicts members whose lease has expired, and workers that hold up others without
+    /// making progress. Orders checkpoints that are due. Gives up a checkpoint or a job that is stuck.
     pub fn tick(&mut self, now: Instant) {
         let lease = self.lease();
         // While this process was paused it received no heartbeats.
@@ -97,11 +102,14 @@ impl Cluster {
         }
     }
 
-    /// Takes a worker's request to join the ring. A request of a member of the formed ring, or of a newcomer, breaks that ring.
+    /// Takes a worker's request to join the ring. If a ring is formed, the request breaks it, unless the worker is a
+    /// member that has not received this ring yet.
     ///
     /// # Errors
-    /// [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) in a job without rings, [`Reason::NotInitialized`](shared_proto::refusal::Reason::NotInitialized) before a worker has registered variables,
-    /// [`Reason::Fenced`](shared_proto::refusal::Reason::Fenced) if the sender is evicted because another worker cannot reach it.
+    /// [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) in a job without rings,
+    /// [`Reason::NotInitialized`](shared_proto::refusal::Reason::NotInitialized) before a worker has registered
+    /// variables, [`Reason::Fenced`](shared_proto::refusal::Reason::Fenced) if the sender is evicted because another
+    /// worker cannot reach it.
     pub fn join_ring(
         &mut self,
         now: Instant,
@@ -116,12 +124,15 @@ impl Cluster {
         }
     }
 
-    /// Counts finished steps, once each.
+    /// Counts finished steps, each step once. Returns the min clock.
     ///
     /// # Errors
-    /// [`Reason::NotLeased`](shared_proto::refusal::Reason::NotLeased) if the split is not leased to the sender, [`Reason::FutureClock`](shared_proto::refusal::Reason::FutureClock) if the sender
-    /// cannot have come so far, [`Reason::StaleEpoch`](shared_proto::refusal::Reason::StaleEpoch) if a shard has moved since and may have lost the
-    /// gradients.
+    /// [`Reason::OutOfOrder`](shared_proto::refusal::Reason::OutOfOrder) if a newer report of the sender was counted,
+    /// [`Reason::NotLeased`](shared_proto::refusal::Reason::NotLeased) if the split is not leased to the sender,
+    /// [`Reason::FutureClock`](shared_proto::refusal::Reason::FutureClock) if the sender's clock is higher than it can
+    /// be, [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) for impossible numbers or a missing receipt,
+    /// [`Reason::StaleEpoch`](shared_proto::refusal::Reason::StaleEpoch) if a shard has moved since and may have lost
+    /// the gradients.
     pub fn finish_step(
         &mut self,
         now: Instant,
@@ -148,13 +159,14 @@ impl Cluster {
         Ok(self.update_min_clock())
     }
 
-    /// Takes an evaluation's result; the last one ends the job. Returns true if the evaluation counts, also if an earlier report of it was
-    /// counted.
+    /// Takes the result of an evaluation. The last evaluation leads to the end of the job. Returns true if the
+    /// evaluation counts, even if an earlier report of it was already counted.
     ///
     /// # Errors
-    /// [`Reason::NotLeased`](shared_proto::refusal::Reason::NotLeased) if the evaluation is not leased to the sender, [`Reason::StaleEpoch`](shared_proto::refusal::Reason::StaleEpoch) if a shard
-    /// has moved since the weights were pulled, [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) without a loss, or without the model that the
-    /// last evaluation writes.
+    /// [`Reason::NotLeased`](shared_proto::refusal::Reason::NotLeased) if the evaluation is not leased to the sender,
+    /// [`Reason::StaleEpoch`](shared_proto::refusal::Reason::StaleEpoch) if a shard has moved since the weights were
+    /// pulled, [`Reason::Malformed`](shared_proto::refusal::Reason::Malformed) if the metrics have no loss, or if the
+    /// last evaluation lacks the digest of the model file that it writes.
     pub fn evaluated(
         &mut self,
         now: Instant,
@@ -166,7 +178,8 @@ impl Cluster {
         counts
     }
 
-    /// Takes the outcome of [`StoreTask::FindBefore`](crate::StoreTask::FindBefore): an older checkpoint, or the reason why there is none.
+    /// Takes the outcome of [`StoreTask::FindBefore`](crate::StoreTask::FindBefore): the checkpoint to use instead of
+    /// `damaged`, or the reason why there is none.
     pub fn older_found(
         &mut self,
         now: Instant,
@@ -177,7 +190,8 @@ impl Cluster {
         self.settle(now);
     }
 
-    /// Takes the outcome of writing a manifest. Returns whether the checkpoint counts.
+    /// Takes the outcome of writing the manifest of checkpoint `number`. Returns true if the checkpoint is complete
+    /// now, and false if writing failed or the checkpoint was given up.
     pub fn manifest_written(
         &mut self,
         now: Instant,
@@ -192,8 +206,9 @@ impl Cluster {
         counts
     }
 
-    /// Notes that a server is about to stop, and orders a checkpoint of its shard. Outside sync mode the server
-    /// takes no pushes any more; in sync mode no step is planned until it has left. Returns whether it may leave.
+    /// Notes that a server is about to stop, and orders a checkpoint of its shard. From then on the server takes no
+    /// pushes outside sync mode; in sync mode no step is planned until the server has left. Returns whether the server
+    /// may leave.
     pub fn drain(&mut self, now: Instant, server: Task) -> bool {
         if !self.begin_draining(now, server) {
             return true;
@@ -206,8 +221,8 @@ impl Cluster {
         self.drained()
     }
 
-    /// Resumes a job that has failed. Its servers have left, so each shard waits for a server, which loads the
-    /// newest checkpoint.
+    /// Resumes a failed job. Each shard whose server has left waits for another server, which loads the newest
+    /// checkpoint.
     pub fn resume_failed(&mut self, now: Instant) {
         self.take_up_failed(now);
         self.settle(now);

@@ -1,4 +1,4 @@
-//! Checkpoints that fail: they are tried again later, and their files are deleted.
+//! Failed checkpoints: they are tried again later, and their files are deleted.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,11 @@ use super::saving::{AtWork, Failed, Failure, Saving};
 /// still finish a file.
 const LATE: Duration = Duration::from_secs(10);
 
-/// The shortest pause before the last checkpoint is tried again while there is no room for it. The longest is twice as long.
+/// The shortest pause before the last checkpoint is tried again while the store is full. The longest pause is twice as
+/// long.
 const ROOM_AGAIN: Duration = Duration::from_secs(5);
 
-/// The checkpoints of this run that have no manifest and will get none.
+/// Determines which unfinished checkpoints of this run were given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sweep {
     below: u64,
@@ -23,23 +24,24 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Returns whether a checkpoint was given up.
+    /// Returns whether an unfinished checkpoint was given up, so that it gets no manifest.
     pub fn is_given_up(&self, number: u64) -> bool {
         number < self.below && Some(number) != self.under_way
     }
 }
 
-/// The checkpoints that the training went through: those of its run, and those before the one it began with.
+/// The checkpoints that the training went through: those of its run, and those of an earlier run up to the one that it
+/// began with.
 #[derive(Clone, Debug)]
 pub struct Lineage {
     run: String,
-    /// The location, the number and the run of the checkpoint that the job began with.
+    /// The location, the number and the run of the checkpoint that the job began with; `None` if it began without one.
     from: Option<(String, u64, String)>,
 }
 
 impl Lineage {
-    /// Returns whether the training went through a checkpoint. Those of earlier releases name no run and
-    /// are accepted.
+    /// Returns whether the training went through a checkpoint. Checkpoints of earlier releases name no run and are
+    /// accepted.
     pub fn has(&self, location: &str, manifest: &Manifest) -> bool {
         let earlier = |(place, number, run): &(String, u64, String)| {
             place == location && manifest.number <= *number && manifest.run == *run
@@ -58,7 +60,7 @@ impl Saving {
 }
 
 impl Cluster {
-    /// Returns the lineage of the training, by which a checkpoint to go back to is found.
+    /// Returns the lineage of the training, to find a checkpoint that it can go back to.
     pub fn lineage(&self) -> Lineage {
         let start = self.durable.checkpoints.start.as_ref();
         Lineage {
@@ -125,7 +127,7 @@ impl Cluster {
         });
     }
 
-    /// Gives up a checkpoint on which no shard makes progress.
+    /// Gives up a checkpoint on which no member has made progress for the stall time-out.
     pub(super) fn give_up_if_stuck(&mut self, now: Instant) {
         let longest = self.stall();
         let stuck = |at_work: &&AtWork| now.duration_since(at_work.moved) > longest;
@@ -170,7 +172,7 @@ impl Cluster {
         );
     }
 
-    /// Describes why no checkpoint could be written since the newest; empty if none has failed.
+    /// Describes the failures since the newest checkpoint; empty if there are none.
     pub(crate) fn checkpoint_error(&self, now: Instant) -> String {
         let Some(failed) = self.saving.failed.as_ref().filter(|_| !self.ended()) else {
             return String::new();

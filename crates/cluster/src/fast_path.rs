@@ -1,5 +1,5 @@
-//! The fast path of the most frequent calls: finished steps, heartbeats and requests for work. As a rule they change nothing in the view but
-//! the min clock, which is then computed without looking at each member.
+//! The fast path of the most frequent calls: finished steps, heartbeats and requests for work. These calls rarely
+//! change anything in the view except the min clock. The fast path computes it without looking at each member.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use shared_proto::ids::{Clock, TaskId};
 use super::Cluster;
 use super::members::WorkerProgress;
 
-/// The number of workers that hold data, by their clock. It is valid while calls stay on the fast path.
+/// The number of workers that hold data at each clock. It is valid while calls stay on the fast path.
 #[derive(Debug, Default)]
 pub(super) struct ClockCounts(BTreeMap<Clock, usize>);
 
@@ -33,14 +33,15 @@ impl ClockCounts {
         }
     }
 
-    /// Returns the lowest clock of the workers that hold data.
+    /// Returns the lowest clock of the workers that hold data; `None` if no worker does.
     pub(super) fn lowest(&self) -> Option<Clock> {
         self.0.first_key_value().map(|(clock, _)| *clock)
     }
 }
 
 impl Cluster {
-    /// Leaves the fast path. Needed when the list of live workers changes, and when the change may be what a waiting call waits for.
+    /// Leaves the fast path. This is necessary if the list of live workers changes, or if a waiting call may wait for
+    /// the change.
     pub fn leave_fast_path(&mut self) {
         self.fast_path = None;
     }
@@ -50,7 +51,8 @@ impl Cluster {
         self.fast_path.is_some()
     }
 
-    /// Changes the progress of a worker and keeps the counts valid. Returns the result of `change`, or `None` if there is no such member.
+    /// Changes the progress of a worker, and keeps the counts of the fast path valid. Returns the result of `change`;
+    /// `None` if there is no such member.
     pub(super) fn change_progress<T>(
         &mut self,
         id: TaskId,

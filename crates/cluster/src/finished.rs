@@ -1,4 +1,4 @@
-//! Reports of finished steps: checks, then counts.
+//! Checks and counts reports of finished steps.
 
 use std::time::Instant;
 
@@ -14,11 +14,11 @@ use super::record::Record;
 use super::steps::Step;
 use super::times::Times;
 
-/// The weight of the newest step in the moving average of a worker's rate.
+/// The weight of the newest report in the moving average of a worker's samples per second.
 const RATE_SMOOTHING: f64 = 0.2;
 
 impl Cluster {
-    /// Checks that the split is the one that the sender holds.
+    /// Checks that the split of a report is the one that the sender holds.
     ///
     /// # Errors
     /// [`Reason::NotLeased`] if it is not.
@@ -34,10 +34,11 @@ impl Cluster {
         }
     }
 
-    /// Checks in sync mode that all shards hold the gradient.
+    /// In sync mode, checks by the receipts of a report that all shards hold the sender's gradient, unless the step is
+    /// skipped.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] names a shard without a receipt.
+    /// [`Reason::Malformed`] names a shard without a valid receipt.
     pub(super) fn check_receipts(
         &self,
         origin: &Origin,
@@ -73,7 +74,7 @@ impl Cluster {
     /// Checks that the numbers of a report are possible.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] names those that are not.
+    /// [`Reason::Malformed`] names the impossible numbers.
     pub(super) fn check_numbers(
         &self,
         task: Task,
@@ -87,7 +88,7 @@ impl Cluster {
     /// Checks that the numbers of a report of steps with `done` samples are possible.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] names those that are not.
+    /// [`Reason::Malformed`] names the impossible numbers.
     pub(super) fn check_report(
         &self,
         task: Task,
@@ -155,7 +156,7 @@ impl Cluster {
         }
     }
 
-    /// Counts a worker's report of steps, of which it has made `samples` samples.
+    /// Counts a worker's report of steps. The worker's share of these steps has `samples` samples.
     pub(super) fn count(
         &mut self,
         now: Instant,
@@ -208,8 +209,9 @@ impl Cluster {
         });
     }
 
-    /// After a restart of the coordinator: records how many steps of a worker its state lacks. The state of other modes than sync
-    /// may be a moment older than the last answers; if it is an older copy, there are many.
+    /// After a restart of the coordinator, records how many of a worker's steps the state lacks. Outside sync mode, the
+    /// persisted state may be a moment older than the last replies, so that it lacks a few steps. If it is an older
+    /// copy, it lacks many.
     fn record_forgotten(&mut self, now: Instant, origin: &Origin, told: u64, more: u64) {
         let task = origin.task;
         let Some(work) = self.durable.member(task.id).map(|member| &member.progress) else {
@@ -229,10 +231,11 @@ impl Cluster {
         });
     }
 
-    /// Evicts the worker in sync mode unless all shards hold its gradient, so that no other worker waits for its step.
+    /// In sync mode, evicts the sender unless all shards hold its gradient, so that no other worker waits for its part
+    /// of the step.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] names a shard without a receipt.
+    /// [`Reason::Malformed`] names a shard without a valid receipt.
     pub(super) fn require_receipts(
         &mut self,
         origin: &Origin,

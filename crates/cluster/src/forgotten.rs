@@ -1,5 +1,5 @@
-//! Members that have left for good. The cluster keeps the newest of them, because a process may come back
-//! under its identity. Of the others it keeps totals, so that the state stays small.
+//! Members that have left for good. The cluster keeps the newest of them, because a process may come back under its
+//! identity. Of the others it keeps only totals, so that the state stays small.
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Generation, Role, TaskId};
@@ -8,22 +8,23 @@ use super::Cluster;
 use super::members::Member;
 use super::times::Times;
 
-/// The number of departed members that keep their identity.
+/// The maximum number of departed members whose identity is kept.
 const DEAD_KEPT: usize = 64;
 
 /// The totals of members that are no longer tracked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Forgotten {
-    /// The generation of tasks that register for the first time. It is above those of all forgotten members.
+    /// The generation of tasks that register for the first time. It is higher than the generations of all forgotten
+    /// members.
     pub(super) first_generation: Generation,
-    /// The next free index of a server. No index is assigned twice, because the marks of blocks identify
-    /// workers by them.
+    /// The next free index of a server. No index is assigned twice, because the watermarks of blocks identify workers
+    /// by their index.
     next_ps: u32,
     /// The next free index of a worker.
     next_worker: u32,
-    /// The number of workers that have finished a step.
+    /// The number of forgotten workers that have finished a step.
     pub(super) workers: usize,
-    /// The times of all workers together.
+    /// The sum of the times of all forgotten workers.
     pub(super) times: Times,
 }
 
@@ -56,7 +57,7 @@ impl Forgotten {
 }
 
 impl Cluster {
-    /// Returns the index of a task that registers for the first time.
+    /// Assigns the index of a task that registers for the first time.
     pub(super) fn new_index(&mut self, role: Role) -> u32 {
         let next = match role {
             Role::Ps => &mut self.durable.forgotten.next_ps,
@@ -67,8 +68,8 @@ impl Cluster {
         index
     }
 
-    /// Forgets all departed members but the newest. A forgotten one that returns gets a new index, and a
-    /// higher generation than it ever had.
+    /// Forgets departed members, except the newest and those that the cluster waits for. A forgotten member that
+    /// returns gets a new index, and a higher generation than any that it has had.
     pub(super) fn forget_the_dead(&mut self) {
         let members = self.durable.members.values();
         let mut dead: Vec<TaskId> = members
@@ -89,7 +90,8 @@ impl Cluster {
         }
     }
 
-    /// Returns whether the cluster waits for a departed member, because it has a shard or was evicted.
+    /// Returns whether the cluster waits for a departed member, because it has a shard, or was evicted and should
+    /// register again.
     fn is_expected(&self, member: &Member) -> bool {
         self.durable.awaited.contains_key(&member.task.id)
             || self.durable.shard_of(member.task).is_some()

@@ -1,8 +1,8 @@
-//! The drivers of the fuzz targets `calls` and, for kept states, `decode`.
+//! The drivers of the fuzz targets `calls` and, for persisted states, `decode`.
 //!
 //! - `events`: the input of `calls`
-//! - `player`: lets events happen to a cluster; `origins`: the calls of its members
-//! - `edits`: changes to a kept state
+//! - `player`: plays events on a cluster; `origins`: the calls of its members
+//! - `edits`: changes to a persisted state
 
 mod edits;
 mod events;
@@ -21,7 +21,7 @@ use shared_proto::wire;
 use super::{Cluster, Durable};
 use player::Player;
 
-/// The most events of an input.
+/// The maximum number of events in an input.
 const MOST_EVENTS: usize = 150;
 
 /// Plays the events in an input.
@@ -36,7 +36,8 @@ pub fn calls(bytes: &[u8]) {
     }
 }
 
-/// Reads bytes as a kept state, and as changes to one. Returns the number of states that were resumed.
+/// Reads the bytes as a persisted state, and also as changes to a persisted state. Returns the number of states that
+/// were resumed.
 pub fn decode(bytes: &[u8]) -> usize {
     let mut resumed = usize::from(resume(bytes));
     if let Ok(edited) = edits::edited(&mut Unstructured::new(bytes)) {
@@ -45,7 +46,8 @@ pub fn decode(bytes: &[u8]) -> usize {
     resumed
 }
 
-/// Resumes from a kept state, if it can be, and lets time pass.
+/// Resumes from a persisted state if possible, and lets time pass. Checks that the state persists unchanged. Returns
+/// whether it was resumed.
 fn resume(bytes: &[u8]) -> bool {
     let now = Instant::now();
     let Some(mut cluster) = resumed(bytes, now) else {
@@ -76,7 +78,7 @@ fn resume(bytes: &[u8]) -> bool {
     true
 }
 
-/// Reads a kept state and resumes from it.
+/// Reads a persisted state and resumes from it; `None` if it is not possible.
 fn resumed(bytes: &[u8], now: Instant) -> Option<Cluster> {
     let durable: Durable = serde_json::from_slice(bytes).ok()?;
     durable.check().ok()?;
@@ -84,12 +86,12 @@ fn resumed(bytes: &[u8], now: Instant) -> Option<Cluster> {
     Some(Cluster::resume(job, durable, now))
 }
 
-/// Returns the state as it is kept.
+/// Returns the state as it is persisted.
 fn kept(cluster: &Cluster, now: Instant) -> String {
     serde_json::to_string(&cluster.snapshot(now)).expect("a state is plain data")
 }
 
-/// Returns a kept state without the number of coordinators that there were.
+/// Returns a persisted state without the number of the coordinator's starts.
 fn without_generation(kept: &str) -> Value {
     let mut state: Value = serde_json::from_str(kept).expect("what was kept");
     state["run"]["starts"].take();

@@ -7,12 +7,12 @@ use shared_proto::ids::Task;
 
 use super::split::Split;
 
-/// The leased splits. `start` of each is the first position that is not done.
+/// The leased splits. The `start` of each split is its first position that is not done.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "Stored")]
 pub(super) struct Leases {
     splits: Stored,
-    /// The splits by holder and id. Each finished step looks up the split of its worker.
+    /// The holder and id of each split. Each report of finished steps looks up its worker's split here.
     held: BTreeSet<(Task, u64)>,
 }
 

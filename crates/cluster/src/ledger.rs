@@ -1,6 +1,6 @@
 //! The data, leased in splits. The order of the samples follows from (seed, data epoch), and workers compute it; this
-//! module counts only positions in that order. A position is leased to one worker at a time, and done once the
-//! coordinator has acknowledged the finish of its step.
+//! module counts only positions in that order. A position is leased to one worker, or to one ring, at a time. It is
+//! done once the coordinator has acknowledged that its step is finished.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,10 +11,10 @@ use shared_proto::planted;
 use super::leases::Leases;
 pub(crate) use super::split::Split;
 
-/// The most samples of a data set. Positions and their sums do not overflow.
+/// The maximum number of samples in a data set. Below it, positions and their sums do not overflow.
 pub(crate) const MOST_SAMPLES: u64 = 1 << 48;
 
-/// The holder of splits that all members of a ring hold together.
+/// Stands for all members of a ring, as the holder of a split that they hold together.
 pub(crate) const HELD_BY_ALL: Task = Task {
     id: TaskId {
         role: Role::Coordinator,
@@ -29,17 +29,19 @@ pub(crate) struct Ledger {
     samples: u64,
     epochs: u32,
     batch: u64,
-    /// Steps that may still be handed out.
+    /// The number of steps that may still be leased; `None` without a limit.
     budget: Option<u64>,
-    /// True if all workers share each step, so that a step stays charged when one of them is gone.
+    /// True if workers make each step together. Such a step stays charged to the budget when one of its workers is
+    /// gone.
     shared_steps: bool,
     next_id: u64,
-    /// The data epoch of the next fresh position.
+    /// The data epoch of the next fresh position. A fresh position has never been leased.
     #[serde(rename = "epoch")]
     data_epoch: u32,
     /// The next fresh position.
     position: u64,
-    /// Ranges given back by workers that left. They are leased before fresh ones.
+    /// Ranges that were taken back before they were done: data epoch, start, end. They are leased before fresh
+    /// positions.
     returned: VecDeque<(u32, u64, u64)>,
     leased: Leases,
     /// The number of done positions of each data epoch that is not complete.
@@ -47,8 +49,9 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger of `epochs` passes over `samples` samples, for steps of `batch` samples, ending
-    /// early when `budget` steps have been made. `shared_steps`: all workers together make a step.
+    /// Creates a ledger of `epochs` passes over `samples` samples. A worker has `batch` samples in each of its steps.
+    /// The ledger leases at most `budget` steps, if a budget is set. `shared_steps` is true if workers make each step
+    /// together.
     pub(crate) fn new(
         samples: u64,
         epochs: u32,
@@ -71,7 +74,7 @@ impl Ledger {
         }
     }
 
-    /// Checks that the ranges lie within the data. A stored ledger need not have been written by a coordinator.
+    /// Checks that the ranges lie within the data. A stored ledger may be damaged or forged.
     ///
     /// # Errors
     /// Describes the impossible value.
@@ -116,7 +119,8 @@ impl Ledger {
         self.samples
     }
 
-    /// Returns the ledger with nothing leased, so that positions that are not done are leased again.
+    /// Returns a copy of the ledger in which nothing is leased. Positions that were leased and not done are left to
+    /// lease.
     pub(crate) fn at_rest(&self) -> Self {
         let mut ledger = self.clone();
         let holders: Vec<Task> = ledger.leased.all().map(|(task, _)| *task).collect();
@@ -126,7 +130,7 @@ impl Ledger {
         ledger
     }
 
-    /// Returns the ledger with other settings.
+    /// Returns the ledger with these settings in place of its own.
     pub(crate) fn under(self, epochs: u32, budget: Option<u64>, shared_steps: bool) -> Self {
         Self {
             epochs,
@@ -136,12 +140,13 @@ impl Ledger {
         }
     }
 
-    /// Returns the data epoch of fresh splits.
+    /// Returns the data epoch of the next fresh split; the last data epoch if there is no fresh data.
     pub(crate) fn data_epoch(&self) -> u32 {
         self.data_epoch.min(self.epochs - 1)
     }
 
-    /// Leases up to `batches` steps of data to a worker; the last step of an epoch may be short.
+    /// Leases up to `batches` steps of data to a worker; `None` if nothing is left to lease. The last step of an epoch
+    /// may be short.
     pub(crate) fn lease(&mut self, task: Task, batches: u64) -> Option<Split> {
         let batches = batches.min(self.budget.unwrap_or(u64::MAX));
         let split = self.take(batches.saturating_mul(self.batch))?;
@@ -150,8 +155,8 @@ impl Ledger {
         Some(split)
     }
 
-    /// Takes one step's data, the same number of samples for each of `ranks` workers in order while there are
-    /// enough. The last ranks may get no split.
+    /// Leases the data of one step to the workers in `ranks`, in this order. Each worker gets `batch` samples while
+    /// there are enough; the last workers may get no split. Returns no splits if nothing is left to lease.
     pub(crate) fn lease_step(&mut self, ranks: &[Task]) -> Vec<(Task, Split)> {
         if self.budget == Some(0) {
             return Vec::new();
@@ -180,8 +185,8 @@ impl Ledger {
         splits
     }
 
-    /// Leases up to `most` steps of `size` samples to all members of a ring together. Returns the split and its steps; the
-    /// last step of an epoch may be short.
+    /// Leases up to `most` steps of `size` samples to all members of a ring together. Returns the split and its number
+    /// of steps; `None` if nothing is left to lease. The last step of an epoch may be short.
     pub(crate) fn lease_to_all(&mut self, size: u64, most: u64) -> Option<(Split, u64)> {
         let most = most.min(self.budget.unwrap_or(u64::MAX));
         let split = self.take(most.saturating_mul(size))?;
@@ -191,7 +196,8 @@ impl Ledger {
         Some((split, steps))
     }
 
-    /// Takes back the positions that a ring has not done, of steps of `size` samples. They are leased next.
+    /// Takes back the positions that are leased to a ring and not done. They are leased next. Their steps, of `size`
+    /// samples each, return to the budget.
     pub(crate) fn take_back(&mut self, size: u64) {
         while let Some(split) = self.held_by(HELD_BY_ALL) {
             self.leased.remove(split.id);
@@ -203,14 +209,14 @@ impl Ledger {
         }
     }
 
-    /// Returns the split that a worker holds, from its first position that is not done.
+    /// Returns the oldest split that a worker holds. It starts at its first position that is not done.
     pub(crate) fn held_by(&self, task: Task) -> Option<Split> {
         self.leased.held_by(task)
     }
 
-    /// Notes that all positions of a split before `position` are done. Returns the number of newly done ones,
-    /// and the data epoch if that completes it; `None` if the split is not leased to `task` or has no such
-    /// position.
+    /// Notes that all positions of a split before `position` are done. Returns the number of newly done positions, and
+    /// the data epoch if it is complete now; `None` if the split is not leased to `task`, or if `position` is not
+    /// within what is left of the split.
     pub(crate) fn advance(
         &mut self,
         task: Task,
@@ -235,7 +241,8 @@ impl Ledger {
         Some((newly, complete.then_some(data_epoch)))
     }
 
-    /// Takes back the positions that a worker has not done.
+    /// Takes back the positions that are leased to a worker and not done. Their steps return to the budget, unless
+    /// workers share them.
     pub(crate) fn release(&mut self, task: Task) {
         while let Some(split) = self.held_by(task) {
             self.leased.remove(split.id);
@@ -246,7 +253,7 @@ impl Ledger {
         }
     }
 
-    /// Returns steps to the budget that were leased and will not be made.
+    /// Refunds the budget for leased steps that will not be made.
     pub(crate) fn refund(&mut self, steps: u64) {
         self.budget = self.budget.map(|budget| budget.saturating_add(steps));
     }
@@ -256,13 +263,13 @@ impl Ledger {
         self.leased.is_empty()
     }
 
-    /// Returns whether no data is left to lease.
+    /// Returns whether no data, or no step of the budget, is left to lease.
     pub(crate) fn leases_no_more(&self) -> bool {
         let nothing_left = self.returned.is_empty() && self.data_epoch >= self.epochs;
         nothing_left || self.budget == Some(0)
     }
 
-    /// Returns whether no data is left to lease, and none is leased.
+    /// Returns whether nothing is left to lease, and nothing is leased.
     pub(crate) fn exhausted(&self) -> bool {
         self.leased.is_empty() && self.leases_no_more()
     }
@@ -278,7 +285,7 @@ impl Ledger {
         id
     }
 
-    /// Takes up to `most` positions in one piece, returned ones before fresh ones.
+    /// Takes up to `most` consecutive positions, returned ones before fresh ones; `None` if none are left.
     fn take(&mut self, most: u64) -> Option<Split> {
         if most == 0 {
             return None;

@@ -1,32 +1,38 @@
-//! The coordinator's decisions as plain data: calls come in with the time, answers go out, and the caller
-//! fetches the resulting view and records.
+//! The coordinator's decisions as plain data. The caller passes each call with the current time and gets the reply.
+//! Then it fetches the new view and the records.
 //!
-//! - `events`: the calls with follow-ups; `due`: these follow-ups
-//! - `messages`: reads and checks calls, and writes answers; `limits`: the limits of their names
-//! - `admission`: of calls
+//! - `events`: the calls that can have follow-ups; `due`: these follow-ups
+//! - `messages`: checks and converts messages; `limits`: limits on names and metrics in calls
+//! - `admission`: which calls are admitted
 //! - `members`: registration, leases, generations; `forgotten`: totals of members that are no longer tracked
-//! - `variables`, `model`: the model's variables, initial values; `shard_map`: its cut; `map_size`: what a map may have
-//! - `durable`: the state that outlives this process; `rows`, `stored`: its form; `possible`: whether one can be resumed
-//! - `checkpoints`: those that the job has; `saving`: orders and collects one; `failures`, `backoff`: those that
-//!   fail; `recovery`: going back to one; `epoch`: what ends with it
-//! - `placement`: blocks to shards; `capacity`: the memory that servers have for them; `ledger`: data to workers, in pieces (`split`)
-//!   that they lease (`leases`)
+//! - `variables`, `model`: the model's variables and their initial values; `shard_map`: cuts the shard map; `map_size`:
+//!   the maximum size of a shard map
+//! - `durable`: the state that outlives this process; `rows`, `stored`: its stored form; `possible`: refuses impossible
+//!   stored state
+//! - `checkpoints`: the checkpoints that the job has; `saving`: orders a checkpoint and collects its parts; `failures`,
+//!   `backoff`: failed checkpoints; `recovery`: restores shards and the training from a checkpoint; `epoch`: begins a
+//!   new epoch
+//! - `placement`: places blocks on shards; `capacity`: the memory of servers; `ledger`: leases data to workers in
+//!   pieces (`split`); `leases`: the leased pieces
 //! - `process`: the process behind a member, and its newest registration
-//! - `shard_reports`: what servers report of their shards; `drain`: servers that are about to stop
+//! - `shard_reports`: the servers' reports of their shards; `drain`: servers that are about to stop
 //! - `losses`: acknowledged updates that are lost with a server
-//! - `evaluations`: those that are due, in progress and done; `monitors`: the metrics that early stopping and the learning rate follow
-//! - `training`: its progress; `work`: leases of work; `modes`: how steps are made
-//! - `steps`: planned, finished and committed; `norms`: the norm of one; `finished`: reports of steps; `times`: where the time goes
+//! - `evaluations`: evaluations that are due, in progress and done; `monitors`: the metrics that early stopping and the
+//!   learning rate follow
+//! - `training`: the progress of the training; `work`: leases of work; `modes`: how steps are made
+//! - `steps`: plans, finishes and commits steps; `norms`: the gradient norm of a step; `finished`: checks and counts
+//!   reports of steps; `times`: the time spent in each part of a step
 //! - `ring`: the workers that hold the dense variables, and the steps that they make together
-//! - `views`: what members follow; `fast_path`: calls that change only clocks and leased data; `waits`: the reasons for which
-//!   training waits
+//! - `views`: the views that members follow; `fast_path`: calls that change only clocks and leased data; `waits`: the
+//!   reasons for which training waits
 //! - `unable`: members that cannot work, and jobs that end because of them
 //! - `stop`: the early end of a job
-//! - `fuzzing`: the drivers of fuzz targets
-//! - `observed`: counts for people, since this process started; `status`: the status; `outcome`: the end
-//!   of the job, and its summary; `record`: their form in the run directory; `rise`: a warning when the training loss rises
+//! - `fuzzing`: the drivers of the fuzz targets
+//! - `observed`: counts since this process started; `status`: the status of the job; `outcome`: the end of the job, and
+//!   its summary; `record`: records and the summary, as the run directory has them; `rise`: a warning when the training
+//!   loss rises
 //!
-//! The files of `Cluster` call each other in one direction only; `.ci/call-circles` checks it.
+//! The calls between the files that implement `Cluster` form no cycle; `.ci/call-circles` checks this.
 
 mod admission;
 mod backoff;
@@ -112,7 +118,7 @@ pub use split::Split;
 pub use variables::{Initialization, WorkerData};
 pub use work::Work;
 
-/// A job at work: the state that outlives this process, and what this process adds to it.
+/// A running job: the state that outlives this process, and the state that only this process has.
 pub struct Cluster {
     job: Job,
     turn: Turn,
@@ -120,60 +126,64 @@ pub struct Cluster {
     instants: Instants,
     observed: Observed,
     saving: Saving,
-    /// The servers that are about to stop, each with the checkpoint that contains its shard, once ordered.
+    /// The servers that are about to stop, each with the number of the checkpoint that contains its shard. `None`: this
+    /// checkpoint is not ordered yet.
     draining: BTreeMap<TaskId, Option<u64>>,
     due: Due,
     view: View,
     norms: Norms,
-    /// The number of workers at each clock, while calls take the fast path; `None` otherwise.
+    /// The number of workers that hold data at each clock; `None` while calls do not take the fast path.
     fast_path: Option<ClockCounts>,
-    /// The records that are not taken yet, and the number of those that are.
+    /// The records that the caller has not taken yet. `records_taken` counts the others.
     records: VecDeque<Record>,
     records_taken: u64,
     changes: Changes,
 }
 
-/// The place of a job among those of its coordinator.
+/// How a job came to its coordinator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Turn {
     /// The coordinator has no other job.
     #[default]
     Alone,
-    /// The coordinator was started with it, and other jobs may follow.
+    /// The coordinator was started with this job. Other jobs may follow.
     First,
-    /// It was submitted to a long-lived cluster.
+    /// The job was submitted to a long-lived cluster.
     Submitted,
 }
 
-/// Times of this process.
+/// Points in time, which are not persisted.
 #[derive(Debug, Default)]
 struct Instants {
     ticked: Option<Instant>,
-    /// The time at which the newest server joined. The shard map is cut a little later.
+    /// The time at which the newest server joined. If the job does not set the number of servers, the shard map is cut
+    /// a little later.
     last_ps_joined: Option<Instant>,
-    /// The time at which training began, or this process resumed it.
+    /// The time at which training began, or at which this process resumed it; `None` before.
     began: Option<Instant>,
-    /// The time at which the newest step was finished.
+    /// The time of the newest report of finished steps, or of the resumption if no report has come since.
     last_finish: Option<Instant>,
-    /// The time since which no worker is known to be able to work.
+    /// The time since which too few workers can work, if some have recently reported why; `None` otherwise.
     none_able_since: Option<Instant>,
-    /// The time since which the job waits for servers of which one cannot work.
+    /// The time since which servers are missing, if some have recently reported that they cannot work; `None`
+    /// otherwise.
     no_servers_since: Option<Instant>,
-    /// The time from which the stall time-out counts while the job waits for members. It is set again whenever the
-    /// number of members exceeds the maximum of this wait. None while the job does not wait.
+    /// The time from which the stall time-out counts while the job waits for members. It is reset whenever the number
+    /// of members reaches a new maximum of this wait. `None` while the job does not wait.
     too_few_since: Option<Instant>,
-    /// The number of members at `too_few_since`: the most during this wait.
+    /// The number of members at `too_few_since`, which is the maximum during this wait.
     most_members: usize,
 }
 
-/// Counts the changes of state that has to outlive this process.
+/// The number of changes to the durable state so far, by urgency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Changes that must be persisted before they are published.
     pub urgent: u64,
-    /// The urgent changes on which other calls depend. The other urgent changes may be written a little later, together.
+    /// The urgent changes on which other calls depend. The other urgent changes may be written a little later, in one
+    /// write.
     pub hurried: u64,
-    /// Changes that may be lost: another process knows of them, or the work is done again.
+    /// Changes that may be lost: another process can report them again, or the work is redone.
     pub others: u64,
 }
 
@@ -203,7 +213,8 @@ impl Cluster {
         }
     }
 
-    /// Enables checkpoints, numbered from `next` on.
+    /// Enables checkpoints at `place`. The next checkpoint has the number `next`, or a higher one if the state already
+    /// has it.
     pub fn with_checkpoints(mut self, place: CheckpointPlace, next: u64) -> Self {
         let bytes = place.run_id.bytes();
         let seed = bytes.fold(0, |seed: u64, byte| seed.rotate_left(8) ^ u64::from(byte));
@@ -216,7 +227,7 @@ impl Cluster {
         self
     }
 
-    /// Sets the place of the job among those of its coordinator.
+    /// Sets how the job came to its coordinator.
     pub fn in_turn(mut self, turn: Turn) -> Self {
         self.turn = turn;
         self
@@ -238,7 +249,7 @@ impl Cluster {
         self.durable.run.number
     }
 
-    /// Sets the key with which servers make receipts. A job keeps its first one.
+    /// Sets the key with which servers make receipts. A job that is resumed keeps its key.
     pub fn with_receipt_key(mut self, key: ReceiptKey) -> Self {
         self.durable.run.receipt_key = key;
         self
@@ -249,7 +260,7 @@ impl Cluster {
         self.durable.run.receipt_key
     }
 
-    /// Returns the location of checkpoints and the run's id; none without checkpoints.
+    /// Returns the location of the checkpoints and the run's id; `None` without checkpoints.
     pub fn place(&self) -> Option<&CheckpointPlace> {
         self.saving.place.as_ref()
     }
@@ -264,13 +275,13 @@ impl Cluster {
         self.changes.hurried += 1;
     }
 
-    /// Notes a change that must be persisted before it is published. No other call depends on it, so it may be written a little later,
-    /// together with others.
+    /// Notes a change that must be persisted before it is published. No other call depends on the change, so it may be
+    /// written a little later, together with others.
     fn must_persist_soon(&mut self) {
         self.changes.urgent += 1;
     }
 
-    /// Notes a change that may be lost: another process knows of it, or the work is done again.
+    /// Notes a change that may be lost: another process can report it again, or the work is redone.
     pub fn may_persist(&mut self) {
         self.changes.others += 1;
     }
@@ -295,17 +306,17 @@ impl Cluster {
         self.durable.has_ended()
     }
 
-    /// Returns the number of steps and of samples done.
+    /// Returns the numbers of steps and samples done.
     pub fn done(&self) -> (u64, u64) {
         self.durable.done()
     }
 
-    /// Returns whether any member has not left yet.
+    /// Returns whether any member is alive.
     pub fn anyone_there(&self) -> bool {
         self.durable.anyone_there()
     }
 
-    /// Takes the oldest record.
+    /// Removes and returns the oldest record.
     pub fn take_record(&mut self) -> Option<Record> {
         let record = self.records.pop_front();
         self.records_taken += u64::from(record.is_some());
@@ -328,7 +339,7 @@ impl Cluster {
         std::iter::from_fn(|| self.take_record()).collect()
     }
 
-    /// Returns the seconds of training up to now.
+    /// Returns the seconds of training until `now`, including those before a restart.
     pub(crate) fn seconds(&self, now: Instant) -> f64 {
         let since = |began| now.saturating_duration_since(began).as_secs_f64();
         self.durable.outcome.seconds + self.instants.began.map_or(0.0, since)

@@ -1,4 +1,4 @@
-//! Limits of the names in calls, which the coordinator stores and shows.
+//! Limits on names and metrics in calls, because the coordinator stores and shows them.
 
 use shared_proto::ids::Role;
 use shared_proto::protocol;
@@ -7,10 +7,10 @@ use shared_proto::wire;
 
 use crate::DIGEST_BYTES;
 
-/// The most bytes of an identity, an address or the name of a metric.
+/// The maximum length of an identity, an address or the name of a metric, in bytes.
 pub const LONGEST_NAME: usize = 256;
 
-/// The most means of an evaluation.
+/// The maximum number of metrics of an evaluation.
 const MOST_METRICS: usize = 256;
 
 /// Checks the lengths of the names in a registration.
@@ -62,7 +62,8 @@ pub fn check_addresses(role: Role, request: &wire::RegisterRequest) -> Result<()
 /// Checks the sizes of an evaluation's metrics and digest.
 ///
 /// # Errors
-/// [`Reason::Oversized`] for too many metrics or a name that is too long, [`Reason::Malformed`] for a digest that is no SHA-256.
+/// [`Reason::Oversized`] for too many metrics or a name that is too long, [`Reason::Malformed`] for a digest without
+/// the length of a SHA-256.
 pub fn check_metrics(report: &wire::EvaluationReport) -> Result<(), Refusal> {
     let too_long = |name: &&String| name.len() > LONGEST_NAME;
     let longest = report.metrics.keys().find(too_long).map(String::len);

@@ -1,5 +1,5 @@
-//! Acknowledged updates that are lost with a server. Live workers report their own losses. Those of workers
-//! that have ended are derived from the watermarks of restored shards.
+//! Acknowledged updates that are lost with a server. Live workers report their own losses. The losses of workers that
+//! have ended are derived from the watermarks of restored shards.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -15,16 +15,17 @@ use super::admission::out_of_order;
 use super::members::Member;
 use super::record::Record;
 
-/// The number of ended worker generations for which the number of pushes is kept; the oldest are dropped first.
+/// The maximum number of ended worker generations that are remembered. The oldest are dropped first.
 const MOST_LIVES: usize = 4096;
 
-/// A generation of a worker that has ended.
+/// An ended generation of a worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Life {
     task: Task,
-    /// The number of its steps that count and changed the weights.
+    /// The number of the generation's steps that count and have changed the weights.
     pushes: u64,
-    /// The first checkpoint ordered after its end. The blocks in it have all of its pushes.
+    /// The number of the first checkpoint that was ordered after the generation ended. It contains all pushes of the
+    /// generation. `None` before one is ordered.
     covered_from: Option<u64>,
 }
 
@@ -33,12 +34,12 @@ struct Life {
 struct Found {
     shard: u32,
     task: Task,
-    /// The number that has been reported.
+    /// The number of these updates that are counted, from the worker's reports or as derived.
     reported: u64,
-    /// The number that follows from the watermarks: the counted steps that the restored blocks lack.
+    /// The number of these updates that follows from the watermarks: the counted steps that the restored blocks lack.
     derived: u64,
-    /// The part of `reported` that the coordinator has counted while the worker lived. The worker's own reports
-    /// are of the same updates.
+    /// The part of `reported` that was derived and that the worker may still report. Such a report does not count these
+    /// updates again.
     #[serde(default)]
     ahead: u64,
 }
@@ -48,10 +49,10 @@ struct Found {
 pub(crate) struct Losses {
     lives: Vec<Life>,
     found: Vec<Found>,
-    /// The newest whole checkpoints, as many as are kept.
+    /// The numbers of the newest complete checkpoints, as many as the store keeps.
     #[serde(default)]
     whole: VecDeque<u64>,
-    /// The number of lost updates that have been reported.
+    /// The number of lost updates that are counted.
     pub(super) total: u64,
     /// The part of `total` that each shard has lost.
     #[serde(default)]
@@ -74,15 +75,15 @@ impl Losses {
         &mut self.found[index]
     }
 
-    /// Notes that a checkpoint is ordered, which contains the generations that have ended by now.
+    /// Notes that a checkpoint is ordered. It contains all pushes of the generations that have ended by now.
     pub(super) fn ordered(&mut self, checkpoint: u64) {
         for life in &mut self.lives {
             life.covered_from.get_or_insert(checkpoint);
         }
     }
 
-    /// Notes that a checkpoint is whole, and that the newest `kept` ones are kept. Forgets the ended generations
-    /// that all of these contain.
+    /// Notes that a checkpoint is complete, and that the store keeps the newest `kept` checkpoints. Forgets the ended
+    /// generations whose pushes are in all of these.
     pub(super) fn written(&mut self, checkpoint: u64, kept: usize, living: impl Fn(Task) -> bool) {
         self.whole.push_back(checkpoint);
         while self.whole.len() > kept {
@@ -95,7 +96,7 @@ impl Losses {
         self.forget(living);
     }
 
-    /// Notes that a generation of a worker has ended. Forgets the oldest of too many.
+    /// Notes that a generation of a worker has ended. Forgets the oldest ended generation if there are too many.
     pub(super) fn ends(&mut self, task: Task, pushes: u64) {
         self.lives.push(Life {
             task,
@@ -123,8 +124,9 @@ impl Losses {
     }
 }
 
-/// Returns the number of updates of a worker that the restored blocks of a shard lack. Each block has taken as
-/// many of the worker's `pushes` as its watermark says, or none without a watermark.
+/// Returns the number of a worker's updates that the `blocks` restored blocks of a shard lack. `pushes` is the number
+/// of pushes that the worker made to each block. A block has as many of them as its watermark says, or none without a
+/// watermark.
 fn lacking(pushes: u64, blocks: u64, task: Task, watermarks: &[wire::Watermark]) -> u64 {
     let of_task = |mark: &&wire::Watermark| {
         mark.task.as_ref().and_then(|t| Task::try_from(t).ok()) == Some(task)
@@ -149,7 +151,8 @@ impl Cluster {
     /// Takes a worker's report of its acknowledged updates that are lost with a server.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for impossible numbers, [`Reason::OutOfOrder`].
+    /// [`Reason::Malformed`] for impossible numbers, [`Reason::OutOfOrder`] if a newer report of the sender was
+    /// counted.
     pub(crate) fn lost(
         &mut self,
         now: Instant,
@@ -207,8 +210,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Derives the losses of a restored shard: the counted steps that its blocks lack. Live workers report
-    /// these themselves. Those of other workers are reported here, or when their generation ends.
+    /// Derives the losses of a shard that was restored from checkpoint `from`: the counted steps that its blocks lack.
+    /// Live workers report their losses themselves. The losses of ended generations are counted at once; those of live
+    /// workers, when their generation ends.
     pub(super) fn derive_losses(&mut self, now: Instant, report: &wire::RestoreReport, from: u64) {
         if self.sync() || planted!(ForgottenLives) {
             return;
@@ -229,7 +233,7 @@ impl Cluster {
         self.say_of_lives_that_are_over(now);
     }
 
-    /// Notes that a worker's generation has ended, so it reports no more losses.
+    /// Notes that a worker's generation has ended. It reports no more losses, so its derived losses are counted.
     pub(super) fn end_life(&mut self, now: Instant, task: Task, pushes: u64) {
         if task.id.role != Role::Worker || pushes == 0 {
             return;
@@ -246,7 +250,8 @@ impl Cluster {
         self.count_derived(now, |task| lives.contains(&task));
     }
 
-    /// Counts the losses that living workers have not reported yet: the job ends, and they may leave before.
+    /// Counts the derived losses that live workers have not reported yet, because the job ends, and workers may leave
+    /// without a report.
     pub(super) fn count_unreported_losses(&mut self, now: Instant) {
         self.count_derived(now, |_| true);
     }

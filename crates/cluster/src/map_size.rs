@@ -1,4 +1,4 @@
-//! Compares the size of a shard map with what a control message holds.
+//! Checks that a shard map fits into a control message.
 
 use shared_proto::blocks::{MOST_SHARDS, VariableSpec};
 use shared_proto::refusal::{Reason, Refusal};
@@ -7,23 +7,25 @@ use shared_proto::wire;
 
 use super::model::ModelSpecs;
 
-/// The most bytes of a shard map, which travels in one control message of at most 4 MiB.
+/// The maximum size of a shard map, in bytes. The map travels in one control message of at most 4 MiB.
 const MOST_BYTES: usize = (4 << 20) - (64 << 10);
 
-/// The most bytes of a variable in a shard map beside its name, its shape and its blocks.
+/// The maximum size of a variable or table in a shard map, in bytes. Its name, its shape or specification, and its
+/// blocks come in addition.
 const VARIABLE_BYTES: usize = 24;
 
-/// The most bytes of a dimension of a variable.
+/// The maximum size of a dimension of a variable, in bytes.
 const DIMENSION_BYTES: usize = 10;
 
-/// The most bytes of a block's place.
+/// The maximum size of the place of a block or bucket, in bytes.
 const PLACE_BYTES: usize = 3;
 
-/// The most bytes of a shard beside the location of its checkpoint: an address of 256 bytes, a task, a source.
+/// The maximum size of a shard, in bytes, without the location of its checkpoint: an address of 256 bytes, a task, a
+/// source.
 const SHARD_BYTES: usize = 256 + 96;
 
-/// Checks that the shard map of a model fits into a control message. `location` is the location of the checkpoint from
-/// which shards may be loaded.
+/// Checks that the shard map of a model fits into a control message, and has at most `MOST_SHARDS` shards. `location`
+/// is the location of the checkpoint from which shards may be loaded.
 ///
 /// # Errors
 /// [`Reason::Oversized`].

@@ -19,11 +19,12 @@ use super::times::Times;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Alive,
-    /// It has left, or its lease has ended. The text is the reason.
+    /// The process has left, or was removed. The text is the reason.
     Gone(String),
 }
 
-/// One process of the job. It and its parts are stored as arrays, without the names of fields, because there may be thousands.
+/// One process of the job. Members and their parts are stored as arrays, without field names, because there may be
+/// thousands of members.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "StoredMember", into = "StoredMember")]
 pub(crate) struct Member {
@@ -32,7 +33,8 @@ pub(crate) struct Member {
     pub(crate) address: String,
     pub(crate) metrics_address: String,
     pub(crate) process: Process,
-    /// Servers only: the bytes of values that it has memory for, if it states them.
+    /// Servers only: the number of bytes of values for which the server has memory; `None` if the server has not stated
+    /// it.
     pub(crate) capacity: Option<u64>,
     pub(crate) seen: Instant,
     pub(crate) standing: Standing,
@@ -44,21 +46,22 @@ pub(crate) struct Member {
 #[derive(Clone, Debug, Serialize_tuple, Deserialize_tuple)]
 pub(crate) struct WorkerProgress {
     pub(crate) clock: Clock,
-    /// True if it holds data, so that others wait for it.
+    /// True if the worker holds data, so that others wait for it.
     pub(crate) active: bool,
-    /// True if it has asked for work: it knows the variables and can take part in a step.
+    /// True once the worker has asked for work. It then has the variables, and can take part in a step.
     pub(crate) ready: bool,
-    /// True if the coordinator has restarted since its last report, so that it may have come further.
+    /// True if the coordinator has restarted since the worker's last report, so that the worker's clock may be higher.
     #[serde(skip)]
     pub(crate) uncertain: bool,
-    /// The number of the newest FinishStep, so that a repeated one does not count again.
+    /// The sequence number of the newest counted `FinishStep`, so that a repeated one does not count again.
     pub(crate) finished: Sequence,
-    /// The number of the newest report of losses, so that a repeated one does not count again.
+    /// The sequence number of the newest counted report of losses, so that a repeated one does not count again.
     pub(crate) told_lost: Sequence,
-    /// The time at which it last finished a step or took up work.
+    /// The time at which the worker last finished a step or was given work.
     #[serde(skip, default = "Instant::now")]
     pub(crate) acted: Instant,
-    /// The time from which the stall time-out counts. It is later than `acted` if the worker could make no step meanwhile.
+    /// The time from which the stall time-out counts. It is later than `acted` if the worker could make no step
+    /// meanwhile.
     #[serde(skip, default = "Instant::now")]
     pub(crate) moved: Instant,
     pub(crate) samples: u64,
@@ -72,12 +75,13 @@ pub(crate) struct WorkerProgress {
     pub(super) times: Times,
     #[serde(skip)]
     pub(crate) waiting_on: Vec<wire::Task>,
-    /// The time at which it said that it waits for others; none while it waits for none.
+    /// The time since which the worker reports that it waits for others; `None` while it waits for none.
     #[serde(skip)]
     pub(crate) waits_since: Option<Instant>,
 }
 
-/// The stored form of a [`Member`], in the order of its fields. A standing is two of them: whether it is alive, and why not.
+/// The stored form of a [`Member`]: its fields in order, without `seen`. The standing becomes two fields: whether the
+/// member is alive, and the reason why not.
 type StoredMember = (
     Task,
     String,
@@ -132,12 +136,12 @@ impl From<Member> for StoredMember {
 }
 
 impl Member {
-    /// Returns whether it is a member at present.
+    /// Returns whether the process is a member at present.
     pub(crate) fn is_alive(&self) -> bool {
         self.standing == Standing::Alive
     }
 
-    /// Continues with a member that an earlier process has persisted: it has one full lease from now on.
+    /// Continues with a member that an earlier coordinator has persisted. The member's lease begins anew.
     pub(super) fn resumed(&mut self, now: Instant) {
         self.seen = now;
         let progress = &mut self.progress;
@@ -147,7 +151,7 @@ impl Member {
 }
 
 impl WorkerProgress {
-    /// The progress of a new generation. Steps, samples and times stay counted.
+    /// Returns the progress with which a new generation of a task begins. Its steps, samples and times stay counted.
     fn after(earlier: &Self, now: Instant) -> Self {
         Self {
             samples: earlier.samples,
@@ -180,27 +184,28 @@ impl WorkerProgress {
     }
 }
 
-/// The caller of a registration.
+/// The result of identifying the caller of a registration.
 pub(super) enum Identified {
-    /// It is a member already: the answer to an earlier registration was lost.
+    /// The caller is a member already. It repeats a registration whose reply was lost.
     Member(Task),
-    /// It is to become one.
+    /// The caller becomes a member.
     Newcomer(Box<Newcomer>),
 }
 
-/// A process that is to become a member.
+/// A process that becomes a member.
 pub(super) struct Newcomer {
     task: Task,
-    /// The progress that stays counted, if its task has had an earlier process.
+    /// The progress that stays counted; `None` if the task is new.
     progress: Option<WorkerProgress>,
     process: Process,
-    /// The shard of which a server still has the values.
+    /// Servers only: the shard whose values the process still has in memory.
     kept: Option<usize>,
     request: wire::RegisterRequest,
 }
 
 impl Cluster {
-    /// Checks a registration and identifies its sender, as [`Self::register`] says. Evicts the earlier process of the identity.
+    /// Checks a registration and identifies its sender, as [`Self::register`] says. Evicts the earlier process of the
+    /// identity.
     pub(super) fn identify(
         &mut self,
         now: Instant,
@@ -249,7 +254,7 @@ impl Cluster {
         })))
     }
 
-    /// Makes a newcomer a member, and gives a server a shard.
+    /// Makes a newcomer a member. If the newcomer is a server, gives it a shard that needs one.
     pub(super) fn add_member(&mut self, now: Instant, newcomer: Newcomer) -> Task {
         let Newcomer { task, request, .. } = newcomer;
         let member = Member {
@@ -279,8 +284,8 @@ impl Cluster {
         task
     }
 
-    /// Evicts the earlier process of an identity, and begins the next generation of its task. Returns the new task, and the progress that
-    /// stays counted.
+    /// Evicts the earlier process of an identity, and begins the next generation of its task. Returns the task with the
+    /// new generation, and the progress that stays counted.
     fn supersede(
         &mut self,
         now: Instant,
@@ -312,7 +317,8 @@ impl Cluster {
         (task, progress)
     }
 
-    /// Gives a new server its own shard, or one without a server. `kept` is the shard of which it still has the values.
+    /// Gives a new server the shard of its task or, if it has none, a shard without a server. `kept` is the shard whose
+    /// values the server still has in memory.
     fn place_server(&mut self, now: Instant, task: Task, kept: Option<usize>) {
         self.instants.last_ps_joined = Some(now);
         let fits = |shard: &usize| self.has_room_for(task, *shard);
@@ -327,8 +333,9 @@ impl Cluster {
         }
     }
 
-    /// Takes a worker's clock from a call after a restart, because the worker may have come further than the
-    /// coordinator knows, and waits for its own clock to be counted.
+    /// After a restart of the coordinator, raises a worker's clock to the one that its call states. The worker may have
+    /// finished steps that this state lacks. Without them the min clock would stay low, and the worker would wait for
+    /// itself.
     pub fn catch_up_clock(&mut self, origin: &Origin) {
         if self.in_lock_step() {
             return;
@@ -340,14 +347,14 @@ impl Cluster {
         }
     }
 
-    /// Renews a lease.
+    /// Renews a member's lease.
     pub fn heartbeat(&mut self, now: Instant, task: Task) {
         if let Some(member) = self.durable.members.get_mut(&task.id) {
             member.seen = now;
         }
     }
 
-    /// Shifts all deadlines by a time in which this process did not run.
+    /// Shifts all deadlines by `gap`, for which this process did not run.
     pub(super) fn was_stopped(&mut self, gap: Duration) {
         for member in self.durable.members.values_mut() {
             member.seen += gap;
@@ -464,7 +471,7 @@ impl Cluster {
         self.leave_ring(now, task);
     }
 
-    /// Evicts workers, so that they register again. The step that they are in is dropped.
+    /// Evicts workers so that they register again, and waits for them, at most for the length of a lease.
     pub(super) fn evict_workers(&mut self, now: Instant, workers: &[Task], why: &'static str) {
         let until = now + self.lease();
         for worker in workers {

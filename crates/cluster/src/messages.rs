@@ -1,4 +1,4 @@
-//! Messages of the service: checked and read into the cluster's types, and written from them.
+//! Checks messages of the service and converts them into the cluster's types, and converts these types into messages.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use shared_proto::wire;
 use super::limits::check_metrics;
 use crate::{Cluster, DIGEST_BYTES, Split, Work, WorkerData};
 
-/// Returns the refusal of a call that the sender's role does not make.
+/// Returns the refusal of the call `what`, which the sender's role may not make.
 pub fn not_for(what: &str, origin: &Origin) -> Refusal {
     Refusal::new(
         Reason::Malformed,
@@ -20,10 +20,10 @@ pub fn not_for(what: &str, origin: &Origin) -> Refusal {
     )
 }
 
-/// Reads the data that a worker states.
+/// Reads what a worker states about its data.
 ///
 /// # Errors
-/// [`Reason::Malformed`] for a digest that is no SHA-256.
+/// [`Reason::Malformed`] for a digest without the length of a SHA-256.
 pub fn read_data(request: &wire::RegisterVariablesRequest) -> Result<WorkerData, Refusal> {
     let digest = &request.data_digest;
     if !digest.is_empty() && digest.len() != DIGEST_BYTES {
@@ -45,7 +45,8 @@ pub fn read_data(request: &wire::RegisterVariablesRequest) -> Result<WorkerData,
 /// Applies a member's report. Returns false for an evaluation that does not count.
 ///
 /// # Errors
-/// [`Reason::Malformed`] for an empty report or one of another role; otherwise the refusal of the report itself.
+/// [`Reason::Malformed`] for an empty report, or a report that the sender's role may not make; otherwise the refusal of
+/// the report itself.
 pub fn take_report(
     cluster: &mut Cluster,
     now: Instant,
@@ -87,7 +88,7 @@ pub fn take_report(
     Ok(true)
 }
 
-/// Writes a worker's work as a message. `error` is that of a job that has failed.
+/// Converts a worker's work into a message. `error` is the error of a failed job, for [`Work::Done`].
 pub fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Work {
     use wire::lease_work_reply::Work as Reply;
     match work {

@@ -10,7 +10,7 @@ pub struct ModelSpecs {
     /// The variables.
     #[serde(rename = "specs")]
     pub variables: Vec<VariableSpec>,
-    /// The tables; none in states of earlier releases.
+    /// The tables; empty in states of earlier releases.
     #[serde(default)]
     pub tables: Vec<TableSpec>,
 }

@@ -16,7 +16,8 @@ impl Cluster {
         self.job.strategy.mode == Mode::Sync
     }
 
-    /// Returns whether each worker makes steps of its own, so that a report of steps changes nothing for other workers but the min clock.
+    /// Returns whether each worker makes steps of its own. A report of steps then changes nothing for other workers
+    /// except the min clock.
     pub fn steps_alone(&self) -> bool {
         !self.sync() && !self.has_ring()
     }
@@ -26,12 +27,13 @@ impl Cluster {
         self.sync() || self.has_ring()
     }
 
-    /// Returns whether servers stage the gradients of rows, and apply them once the step is committed.
+    /// Returns whether servers stage the gradients of table rows, and apply them once the step is committed. They do so
+    /// in the sync mode of a job with a ring and servers.
     pub(super) fn commits_rows(&self) -> bool {
         self.sync() && self.has_ring() && self.job.strategy.name.has_servers()
     }
 
-    /// Returns how far a worker may be ahead of the slowest one.
+    /// Returns the staleness bound: how many steps a worker may be ahead of the slowest one.
     pub(super) fn bound(&self) -> StalenessBound {
         self.job.strategy.bound()
     }

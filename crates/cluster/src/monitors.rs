@@ -1,4 +1,5 @@
-//! The metrics that settings of the job follow from evaluation to evaluation: to stop early, and to lower the learning rate.
+//! Follows metrics from evaluation to evaluation, to stop a job early and to lower the learning rate, as the job's
+//! settings say.
 
 use std::collections::BTreeMap;
 
@@ -7,33 +8,34 @@ use shared_proto::job::{EarlyStopping, Goal, Job, Plateau};
 
 use super::Cluster;
 
-/// An evaluation: its data epoch, and what it has measured.
+/// The data epoch and the metrics of an evaluation.
 #[derive(Clone, Copy)]
 pub(super) struct Measured<'a> {
     pub(super) data_epoch: u32,
     pub(super) metrics: &'a BTreeMap<String, f64>,
 }
 
-/// What was seen so far of the metrics that the job's settings follow.
+/// The state of the metrics that the job's settings follow.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Monitors {
-    /// The metric that stops the job early.
+    /// The metric of `early_stopping`.
     early: Trend,
-    /// The metric that lowers the learning rate.
+    /// The metric of `plateau`, and the learning rate that it lowers.
     plateau: OnPlateau,
 }
 
-/// The best value of a metric so far.
+/// The best value of a metric so far, and the evaluations since.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Trend {
-    /// The metric, and the direction in which it improves.
+    /// The metric, and the direction in which it improves; `None` before the first evaluation.
     of: Option<(String, Goal)>,
-    /// The value; none before there is one that is not NaN.
+    /// The best value; `None` if all values were NaN.
     #[serde(with = "shared_proto::number::option")]
     value: Option<f64>,
-    /// The data epoch of its evaluation.
+    /// The data epoch of the evaluation with the best value.
     data_epoch: u32,
-    /// The number of evaluations since then.
+    /// The number of evaluations since the best value. A fall of the learning rate and each evaluation of a cooldown
+    /// also reset it.
     since: u32,
 }
 
@@ -41,9 +43,9 @@ struct Trend {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct OnPlateau {
     trend: Trend,
-    /// The evaluations that are still left out after a fall.
+    /// The number of evaluations that are left of the cooldown.
     cooldown: u32,
-    /// The part of the learning rate that is left.
+    /// The product of all factors by which the learning rate has fallen.
     #[serde(with = "shared_proto::number")]
     factor: f64,
 }
@@ -59,13 +61,14 @@ impl Default for OnPlateau {
 }
 
 impl Trend {
-    /// Returns whether it is the one of this metric.
+    /// Returns whether this trend follows `metric` with this goal.
     fn is_of(&self, metric: &str, goal: Goal) -> bool {
         let of = self.of.as_ref();
         of.is_some_and(|(own, towards)| own == metric && *towards == goal)
     }
 
-    /// Adds the evaluation's value of a metric, if it has one. Returns whether it is an improvement.
+    /// Adds the evaluation's value of a metric. Returns whether the value is better than the best one by more than
+    /// `delta`; `None` if the evaluation lacks the metric. A trend of another metric or goal begins anew.
     fn add(
         &mut self,
         evaluation: Measured<'_>,
@@ -91,8 +94,9 @@ impl Trend {
 }
 
 impl OnPlateau {
-    /// Adds an evaluation. Returns whether the learning rate falls; `highest` is the highest rate of any variable before that. `patience` is that
-    /// of Keras's `ReduceLROnPlateau`. A cooldown is that of PyTorch's: none of its evaluations counts (in Keras the last one does).
+    /// Adds an evaluation. Returns whether the learning rate falls. `highest` is the highest learning rate of any
+    /// variable or table, before all falls. `patience` counts as in Keras's `ReduceLROnPlateau`. A cooldown counts as
+    /// in PyTorch: none of its evaluations counts towards `patience`, while in Keras the last one does.
     fn add(&mut self, evaluation: Measured<'_>, plateau: &Plateau, highest: f32) -> bool {
         let of = (plateau.metric.as_str(), plateau.goal());
         if self.trend.add(evaluation, of, plateau.min_delta).is_none() {
@@ -114,9 +118,10 @@ impl OnPlateau {
 }
 
 impl Monitors {
-    /// Returns the monitors of a job that goes on from a checkpoint, which has `saved`, and these newest evaluations. A metric that the
-    /// checkpoint's job did not follow is followed anew: for early stopping from these evaluations on. The learning rate stays as low as it
-    /// is, unless the job has no `plateau`.
+    /// Returns the monitors of a job that continues from a checkpoint. `saved` are the checkpoint's monitors, and
+    /// `done` are its newest evaluations. If the job follows another metric than the checkpoint's job did, that metric
+    /// begins anew; for early stopping, with the evaluations in `done`. The learning rate stays as low as it is, unless
+    /// the job has no `plateau`.
     pub(super) fn restored<'a>(
         saved: Option<&Self>,
         done: impl IntoIterator<Item = Measured<'a>>,
@@ -140,12 +145,12 @@ impl Monitors {
         self.early.add(evaluation, of, early.min_delta);
     }
 
-    /// Returns the part of the learning rate that is left.
+    /// Returns the product of all factors by which the learning rate has fallen, 1 before a fall.
     pub(super) fn learning_rate_factor(&self) -> f64 {
         self.plateau.factor
     }
 
-    /// Returns the reason why a job stops early, if it does.
+    /// Returns the reason to stop the job early; `None` if there is none.
     pub(super) fn stops_early(&self, early: &EarlyStopping) -> Option<String> {
         let seen = &self.early;
         if seen.since < early.patience || !seen.is_of(&early.metric, early.goal()) {
@@ -173,14 +178,14 @@ impl Monitors {
     }
 }
 
-/// Returns the reason why a job stops or its learning rate falls.
+/// Describes why a job stops early or its learning rate falls.
 fn has_not_improved(metric: &str, evaluations: u32) -> String {
     let plural = if evaluations == 1 { "" } else { "s" };
     format!("{metric} has not improved for {evaluations} evaluation{plural}")
 }
 
 impl Cluster {
-    /// Compares an evaluation with those before it. Returns the reason why the learning rate falls, if it does.
+    /// Adds an evaluation to the monitors. Returns the reason why the learning rate falls; `None` if it does not.
     pub(super) fn monitor(&mut self, evaluation: Measured<'_>) -> Option<String> {
         let highest = self.highest_learning_rate();
         let monitors = &mut self.durable.evaluations.monitors;
@@ -203,7 +208,7 @@ impl Cluster {
         of_variables.chain(of_tables).fold(0.0, f32::max)
     }
 
-    /// Returns the part of the learning rate that the job's `plateau` has left.
+    /// Returns the product of all factors by which `plateau` has lowered the learning rate, 1 before a fall.
     pub(crate) fn learning_rate_factor(&self) -> f64 {
         self.durable.evaluations.monitors.learning_rate_factor()
     }

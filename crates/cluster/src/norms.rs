@@ -1,4 +1,5 @@
-//! The norm of a step in sync mode. Servers limit it together: each reports its part, and the coordinator tells all the factor.
+//! The norm of a step in sync mode. The servers limit it together: each server reports its shard's part, and the
+//! coordinator sends the same factor to all.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +9,17 @@ use shared_proto::view::Commit;
 use super::Cluster;
 use super::steps::Step;
 
-/// Sync mode: the parts of the shards in the norm of the open step. They are lost with this process, and reported again.
+/// Sync mode: the shards' parts of the norm of the open step. They are not persisted; after a restart the servers
+/// report them again.
 #[derive(Debug, Default)]
 pub(super) struct Norms {
     of: (Epoch, Clock),
-    /// The sum of the squares of each shard.
+    /// By shard: the sum of the squares of its part of the mean gradient.
     squares: BTreeMap<u32, f64>,
 }
 
 impl Norms {
-    /// Takes the part of a shard. Those of an earlier step or epoch are dropped.
+    /// Adds a shard's part. Drops the parts of another step or epoch.
     pub(super) fn add(&mut self, of: (Epoch, Clock), shard: u32, squares: f64) {
         if self.of != of {
             (self.of, self.squares) = (of, BTreeMap::new());
@@ -27,7 +29,8 @@ impl Norms {
 }
 
 impl Cluster {
-    /// Returns whether the open step waits for its norm: all its parts are finished, and the servers limit the mean.
+    /// Returns whether the open step waits for its norm: all its parts are finished, and the servers limit the mean
+    /// gradient.
     pub(super) fn is_measuring(&self) -> bool {
         self.job.servers_clip()
             && self.job.clip_norm.is_some()
@@ -39,13 +42,13 @@ impl Cluster {
                 .is_some_and(Step::is_to_measure)
     }
 
-    /// Returns the open step as it is to be committed, if it waits for its norm.
+    /// Returns the commit that the open step will get, without its clip factor, if the step waits for its norm.
     pub(super) fn step_to_measure(&self) -> Option<Commit> {
         let step = self.durable.training.step.as_ref();
         step.filter(|_| self.is_measuring()).map(Step::to_commit)
     }
 
-    /// Returns the tasks of the servers that have not reported their part of the norm.
+    /// Returns the servers that have not reported their parts of the norm.
     pub(super) fn unmeasured(&self) -> Vec<String> {
         let reported = |shard: &usize| self.norms.squares.contains_key(&(*shard as u32));
         let servers = self.durable.servers().into_iter().enumerate();
@@ -53,8 +56,8 @@ impl Cluster {
         missing.map(|(_, task)| task.to_string()).collect()
     }
 
-    /// Returns the factor of the open step, once all shards have reported their parts in its norm; the inner value is none if the step
-    /// is not limited.
+    /// Returns the clip factor of the open step. The outer value is `None` while parts of the norm are missing. The
+    /// inner value is `None` if the step is not limited.
     pub(super) fn clip_factor(&self) -> Option<Option<f32>> {
         let (Some(step), Some(most)) = (self.step_to_measure(), self.job.clip_norm) else {
             return Some(None);

@@ -12,18 +12,18 @@ use super::rise::LossWatch;
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     pub(super) fault_counts: FaultCounts,
-    /// For each server, the number of times that it was lost and its shard was restored.
+    /// By server: the number of times that it was lost and its shard was restored.
     pub(super) recoveries: BTreeMap<TaskId, u64>,
     /// The number of times that workers have left because they could not work, by kind.
     pub(super) worker_failures: BTreeMap<String, u64>,
     /// The newest report of each server.
     pub(super) shard_reports: BTreeMap<TaskId, wire::ShardReport>,
-    /// The counts of servers that are no longer tracked.
+    /// The counts of updates of servers that are no longer tracked.
     pub(super) forgotten: Updates,
-    /// The work since the last line of metrics.
+    /// The steps since the last `Record::Steps`.
     pub(super) recent: Recent,
     pub(super) loss_watch: LossWatch,
-    /// The newest rise of the training loss, and what to change; empty if there is none.
+    /// The warning about the newest rise of the training loss, with advice; empty if there is none.
     pub(super) loss_warning: String,
     pub(super) rings: Rings,
 }
@@ -31,16 +31,16 @@ pub(super) struct Observed {
 /// Counts of faults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultCounts {
-    /// Servers that sent nothing for a lease.
+    /// The number of servers that sent nothing for a lease.
     pub lost_servers: u64,
-    /// Workers that sent nothing for a lease, made no progress for the stall time-out, or were replaced by another
-    /// process of their identity before they left.
+    /// The number of workers that sent nothing for a lease, made no progress for the stall time-out, or were replaced
+    /// by another process of their identity before they left.
     pub lost_workers: u64,
-    /// Checkpoints that could not be written.
+    /// The number of checkpoints that could not be written.
     pub failed_checkpoints: u64,
 }
 
-/// The updates of servers.
+/// Counts of updates that servers have reported.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Updates {
     pub(super) updates: u64,
@@ -60,7 +60,7 @@ impl Updates {
     }
 }
 
-/// The steps since the last line of metrics.
+/// The steps since the last `Record::Steps`.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     pub(super) worker_steps: u64,
@@ -69,7 +69,7 @@ pub(super) struct Recent {
 }
 
 impl Observed {
-    /// Keeps only the totals of a member.
+    /// Forgets a member, except for its part in the totals.
     pub(super) fn forget(&mut self, id: TaskId) {
         self.recoveries.remove(&id);
         if let Some(report) = self.shard_reports.remove(&id) {
@@ -77,7 +77,7 @@ impl Observed {
         }
     }
 
-    /// Returns the updates of all servers.
+    /// Returns the counts of updates of all servers.
     pub(super) fn updates(&self) -> Updates {
         let mut all = self.forgotten;
         for report in self.shard_reports.values() {

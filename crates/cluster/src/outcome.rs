@@ -109,20 +109,20 @@ impl Cluster {
         }
     }
 
-    /// Returns the number of workers that have made steps.
+    /// Returns the number of workers that have finished a step.
     fn workers_at_work(&self) -> usize {
         let members = self.durable.members.values();
         self.durable.forgotten.workers + members.filter(|m| m.progress.steps > 0).count()
     }
 
-    /// Returns whether the training has stopped, or is to, before its data ends.
+    /// Returns whether the training has stopped, or will stop, before all its data is used.
     fn ended_early(&self) -> bool {
         let training = &self.durable.training;
         let has_data = !training.ledger.as_ref().is_some_and(Ledger::exhausted);
         training.stopping && has_data
     }
 
-    /// Returns the passes over the data that have begun.
+    /// Returns the number of passes over the data that were begun.
     pub(super) fn trained_epochs(&self) -> u32 {
         let samples = self.durable.training.tally.samples;
         let begun = match samples {
@@ -137,7 +137,7 @@ impl Cluster {
         begun.min(u32::try_from(used).unwrap_or(u32::MAX))
     }
 
-    /// Returns the shares of pull, compute, push and wait in the time of all workers together.
+    /// Returns the shares of pull, compute, push and wait in the total time of all workers, by name.
     fn mean_times(&self) -> BTreeMap<String, f64> {
         let mut times = self.durable.forgotten.times;
         for member in self.durable.members.values() {

@@ -6,17 +6,18 @@ use std::collections::BinaryHeap;
 use shared_proto::blocks::{BLOCK_ELEMENTS, PlacedTable, PlacedVariable, VariableSpec};
 use shared_proto::table::TableSpec;
 
-/// The fewest blocks that each shard should have, so that they can be balanced.
+/// The minimum number of blocks that a shard should have, so that the shards can be balanced.
 const BLOCKS_PER_SHARD: usize = 8;
 
-/// The fewest elements of a block that is made smaller for balance: 64 KiB of `f32`.
+/// The minimum number of elements of a block that is made smaller for balance: 64 KiB of `f32`.
 const LEAST_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS / 16;
 
-/// The elements of a full block: 4 KiB less than the maximum, so that an allocator's header fits into the same MiB.
-/// With the maximum, a server's memory is 6 % larger than its values.
+/// The number of elements of a full block: 4 KiB less than the maximum, so that an allocator's header fits into the
+/// same MiB. With blocks of the maximum size, a server's memory is 6 % larger than its values.
 const FULL_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS - 1024;
 
-/// Returns the elements of a block: full blocks for large models, smaller ones if there would be too few to spread.
+/// Returns the number of elements of a block: that of a full block for one shard or a large model, a smaller one if the
+/// model would have too few blocks to balance the shards.
 pub(crate) fn block_elements(variables: &[VariableSpec], shards: u32) -> usize {
     if shards == 1 {
         return FULL_BLOCK_ELEMENTS;
@@ -63,7 +64,7 @@ pub(crate) fn place(
     placed
 }
 
-/// Returns the variables of a job in which workers hold them, so that they have no place.
+/// Returns the variables of a job whose workers hold them: they are placed on no shard.
 pub(crate) fn held_by_workers(variables: &[VariableSpec]) -> Vec<PlacedVariable> {
     let held = |spec: &VariableSpec| PlacedVariable {
         spec: spec.clone(),
@@ -72,8 +73,8 @@ pub(crate) fn held_by_workers(variables: &[VariableSpec]) -> Vec<PlacedVariable>
     variables.iter().map(held).collect()
 }
 
-/// Places the buckets of each table on the shards in turns. A bucket's rows are not known before training; the hash makes
-/// buckets about equally large.
+/// Places the buckets of each table on the shards in turn. The rows of a bucket are not known before training; hashing
+/// makes buckets about equally large.
 pub(crate) fn place_tables(tables: &[TableSpec], shards: u32) -> Vec<PlacedTable> {
     let mut next = (0..shards).cycle();
     let mut place = |spec: &TableSpec| PlacedTable {

@@ -1,5 +1,5 @@
-//! Refuses stored state and progress that no coordinator can have written. If it were resumed, references between its
-//! parts would lead nowhere.
+//! Refuses stored state and progress that no coordinator can have written. In such state, references between parts may
+//! lead nowhere.
 
 use shared_proto::blocks::{PlacedVariable, ShardMap, VariableSpec};
 use shared_proto::ids::TaskId;
@@ -52,7 +52,8 @@ impl Forgotten {
 }
 
 impl Checkpoints {
-    /// Checks checkpoints that are loaded in so many parts.
+    /// Checks the checkpoints. `parts` is the number of parts that are loaded: one for each shard, and one for the ring
+    /// of a job that has one.
     fn check(&self, parts: usize) -> Result<(), String> {
         if let Some(part) = self.loading.keys().find(|part| **part >= parts) {
             return Err(format!("shard {part} of {parts} loads its values"));
@@ -104,7 +105,7 @@ impl Variables {
 }
 
 impl SavedProgress {
-    /// Checks the data that is done and left.
+    /// Checks the saved metrics, and the data that is done and left.
     ///
     /// # Errors
     /// Describes the impossible value.

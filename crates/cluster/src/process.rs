@@ -4,13 +4,13 @@ use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
-/// The number of earlier processes of an identity that are remembered.
+/// The maximum number of earlier processes of an identity that are remembered.
 const REMEMBERED: usize = 8;
 
 /// The process behind a member, and its newest registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize_tuple, Deserialize_tuple)]
 pub(crate) struct Process {
-    /// A number that the process has drawn; 0 if it states none.
+    /// A number that the process has drawn at random; 0 if the process states none.
     id: u64,
     attempt: u32,
     /// The ids of the processes that had the identity before, the newest last.
@@ -18,7 +18,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The first process of an identity.
+    /// Returns the first process of an identity.
     pub(super) fn new(request: &wire::RegisterRequest) -> Self {
         Self {
             id: request.process,
@@ -27,8 +27,8 @@ impl Process {
         }
     }
 
-    /// Returns the process behind the identity after this registration. It equals `self` if the registration has been
-    /// taken before.
+    /// Returns the process behind the identity after this registration. The result equals `self` if the registration
+    /// was accepted before.
     ///
     /// # Errors
     /// [`Reason::OutOfOrder`] for an older registration of the same process, [`Reason::Superseded`] for one of a
@@ -67,8 +67,8 @@ impl Process {
         Ok(next)
     }
 
-    /// Returns the refusal of a registration after the end of its membership: it arrives late, or its answer was lost
-    /// for longer than the lease.
+    /// Returns the refusal of a registration whose membership has ended. The registration arrives late, or its reply
+    /// was lost for longer than the lease.
     pub(super) fn is_over(&self, identity: &str) -> Refusal {
         Refusal::new(
             Reason::OutOfOrder,

@@ -9,7 +9,7 @@ use shared_proto::{number, wire};
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Timed<T = Record> {
-    /// Seconds since 1970, also before training begins; none in files of earlier releases.
+    /// The Unix time in seconds, also before training begins; `None` in files of earlier releases.
     #[serde(default)]
     pub time: Option<f64>,
     #[serde(flatten)]
@@ -17,7 +17,8 @@ pub struct Timed<T = Record> {
     pub record: T,
 }
 
-/// An event of a job. `seconds` count from the beginning of training, `steps` are the steps done until then, and `task` names a member.
+/// An event of a job. `seconds` is the time since the beginning of training, `steps` the number of steps done by then,
+/// and `task` the name of a member.
 #[allow(missing_docs)] // The line above, or its name, explains each field without a comment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -29,24 +30,24 @@ pub enum Record {
         task: String,
         generation: u64,
     },
-    /// A member has left, or is gone.
+    /// A member has left or was removed, for the reason `why`.
     Left {
         #[serde(with = "number")]
         seconds: f64,
         task: String,
         why: Cow<'static, str>,
     },
-    /// A worker cannot work; the job continues without it.
+    /// A member cannot work. The job continues without it.
     CannotWork {
         #[serde(with = "number")]
         seconds: f64,
         task: String,
-        /// `data`, `model`, `device`, `run_directory`, `memory` or `refused`.
+        /// `data`, `model`, `device`, `run_directory`, `memory`, `refused` or `checkpoints`.
         failure: String,
         reason: String,
     },
-    /// The coordinator has started again with a state that lacks steps which this worker had finished. Splits that it had not
-    /// finished may be trained again.
+    /// The coordinator has restarted with a state that lacks `steps` steps that this worker had finished. Splits that
+    /// the worker had not finished may be trained again.
     Forgotten {
         #[serde(with = "number")]
         seconds: f64,
@@ -60,42 +61,42 @@ pub enum Record {
         /// The error with which the job had failed.
         error: String,
     },
-    /// A checkpoint is whole.
+    /// A checkpoint is complete.
     Checkpoint {
         #[serde(with = "number")]
         seconds: f64,
         number: u64,
         steps: u64,
     },
-    /// A shard, or in sync mode all of them and the training, went back to a checkpoint.
+    /// A shard went back to a checkpoint. Without `shard`: the whole training and all shards did.
     Restored {
         #[serde(with = "number")]
         seconds: f64,
         checkpoint: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         shard: Option<usize>,
-        /// The steps at which the training continues.
+        /// The number of steps done at which training continues.
         steps: u64,
     },
-    /// A shard has loaded its values: updates beyond these versions, in earlier epochs, are lost.
+    /// A shard has loaded its values. Updates of earlier epochs beyond these versions are lost.
     Loaded {
         #[serde(with = "number")]
         seconds: f64,
         shard: u32,
         epoch: u64,
-        /// Variable, first block, last block, version.
+        /// By range of blocks: the index of the variable, the first block, the last block, and their version.
         versions: Vec<[u64; 4]>,
     },
-    /// Updates of a worker that were acknowledged are not in the values that a shard was restored
-    /// to.
+    /// Acknowledged updates of a worker are missing from the values to which a shard was restored.
     Lost {
         #[serde(with = "number")]
         seconds: f64,
         task: String,
         shard: u32,
-        /// Pairs of a block and a step.
+        /// The number of lost updates. An update is a pair of a block and a step.
         updates: u64,
-        /// Absent where the worker could not report the loss itself.
+        /// The range of steps of the lost updates; `None` if the coordinator derived the loss, because the worker did
+        /// not report it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         first_step: Option<u64>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,16 +108,16 @@ pub enum Record {
         workers: usize,
         training_samples: u64,
     },
-    /// Steps were made.
+    /// The progress of the training. Recorded every `log_every` steps.
     Steps {
         #[serde(with = "number")]
         seconds: f64,
         steps: u64,
         samples: u64,
-        /// Passes over the data, with fraction.
+        /// The number of passes over the data, with fraction.
         #[serde(with = "number")]
         epoch: f64,
-        /// Mean over the steps since the last such line.
+        /// The mean loss of the steps since the previous such record.
         #[serde(with = "number")]
         loss: f64,
         #[serde(with = "number")]
@@ -126,7 +127,7 @@ pub enum Record {
     Evaluation {
         #[serde(with = "number")]
         seconds: f64,
-        /// The pass over the data, from 1.
+        /// The pass over the data that the evaluation follows, counted from 1.
         epoch: u32,
         steps: u64,
         samples: u64,
@@ -137,15 +138,15 @@ pub enum Record {
     LearningRate {
         #[serde(with = "number")]
         seconds: f64,
-        /// The pass over the data after which the rate fell, from 1.
+        /// The pass over the data after which the rate fell, counted from 1.
         epoch: u32,
         steps: u64,
-        /// The part of the learning rate that is left.
+        /// The product of all factors by which the learning rate has fallen, 1 at most.
         #[serde(with = "number")]
         factor: f64,
         why: String,
     },
-    /// The training loss has risen, and stays high.
+    /// The training loss has risen from `from` to `peak`, and is still high at `now`.
     LossRose {
         #[serde(with = "number")]
         seconds: f64,
@@ -156,10 +157,10 @@ pub enum Record {
         peak: f64,
         #[serde(with = "number")]
         now: f64,
-        /// For people, with what to do.
+        /// The warning for people, with advice.
         warning: String,
     },
-    /// The job has ended; `error` is empty if it was done.
+    /// The job has ended. `error` is empty if it succeeded.
     Ended {
         #[serde(with = "number")]
         seconds: f64,
@@ -168,17 +169,17 @@ pub enum Record {
 }
 
 impl Timed {
-    /// Reads a line.
+    /// Parses a line of `metrics.jsonl`.
     ///
     /// # Errors
-    /// If it is no record.
+    /// If the line is not a record.
     pub fn of_line(line: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(line)
     }
 }
 
 impl Record {
-    /// Returns the line of `metrics.jsonl` for this record, with its newline. `time` is in seconds since 1970.
+    /// Returns the line of `metrics.jsonl` for this record, with its newline. `time` is the Unix time in seconds.
     ///
     /// # Errors
     /// If it cannot be written as JSON.
@@ -217,31 +218,32 @@ impl Record {
 pub struct Summary {
     /// `sync`, `bounded` or `async`.
     pub mode: String,
-    /// The bound, in steps; absent without one.
+    /// The staleness bound, in steps; `None` if there is no bound.
     pub staleness: Option<u64>,
     /// The number of steps that workers computed ahead of the acknowledgement of their gradients: 0 or 1.
     #[serde(default)]
     pub pipeline: u32,
-    /// Servers that held a shard.
+    /// The number of servers with a shard.
     pub ps: usize,
-    /// Workers that finished a step.
+    /// The number of workers that finished a step.
     pub workers: usize,
-    /// Passes over the data that were begun.
+    /// The number of passes over the data that were begun.
     pub epochs: u32,
-    /// Passes over the data that the job asks for.
+    /// The number of passes over the data that the job asks for.
     #[serde(default)]
     pub job_epochs: u32,
-    /// Steps, summed over workers; in sync mode, committed steps.
+    /// The number of steps, summed over workers. A step that workers make together, in sync mode or in a ring, counts
+    /// once.
     pub steps: u64,
-    /// Samples trained on.
+    /// The number of samples trained on, including those before a checkpoint that the job began with.
     pub samples: u64,
     /// Seconds from the beginning of training to the end of the job.
     #[serde(with = "number")]
     pub seconds: f64,
-    /// Samples divided by the seconds from the beginning of training to the last step.
+    /// The number of samples of this run, divided by the seconds from the beginning of training to the last step.
     #[serde(with = "number")]
     pub samples_per_second: f64,
-    /// The accuracy of the last evaluation, if the model has one.
+    /// The accuracy of the last evaluation, if it has this metric.
     #[serde(default, with = "number::option")]
     pub test_accuracy: Option<f64>,
     /// The loss of the last evaluation.
@@ -253,42 +255,45 @@ pub struct Summary {
     /// SHA-256 of `model.safetensors`, in hexadecimal; empty if the job has ended without it.
     #[serde(default)]
     pub model_sha256: String,
-    /// Updates (pairs of a block and a step) that were acknowledged and lost with a server.
+    /// The number of updates (pairs of a block and a step) that were acknowledged and then lost with a server.
     #[serde(default)]
     pub lost_updates: u64,
-    /// For each shard that has lost updates, how many steps of workers that is, if each step changes all of its blocks.
+    /// By shard: its lost updates, converted into steps of one worker that updates all of the shard's blocks, rounded
+    /// up. Shards without losses are absent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost_steps: BTreeMap<u32, u64>,
-    /// Steps that were left out because their gradients were NaN or infinite.
+    /// The number of workers' steps that were left out because their gradients were NaN or infinite.
     #[serde(default)]
     pub skipped_steps: u64,
-    /// Steps of workers that were left out because their gradients were late (`strategy.backup_workers`).
+    /// The number of workers' steps that were left out because their gradients were late (`strategy.backup_workers`).
     #[serde(default)]
     pub late_steps: u64,
     /// The largest lead of any pull that a shard answered, in steps.
     pub max_clock_lead: u64,
-    /// Mean number of updates that a block took between a pull and the push made with it.
+    /// The mean number of updates that a block took between a pull and the push computed from it.
     #[serde(with = "number")]
     pub mean_gradient_staleness: f64,
-    /// Mean factor of the steps of dense blocks that servers corrected, because other updates came between pull and push; none without such steps.
+    /// The mean factor of the steps of dense blocks that servers may shorten because other updates came between pull
+    /// and push; `None` without such steps.
     #[serde(default, with = "number::option")]
     pub mean_step_factor: Option<f64>,
-    /// How many times as long as in sync mode these steps were, in the mean.
+    /// The mean ratio of the length of these steps to their length in sync mode; `None` without such steps.
     #[serde(default, with = "number::option")]
     pub mean_synchronous_ratio: Option<f64>,
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
     #[serde(flatten, with = "number::map")]
     pub times: BTreeMap<String, f64>,
-    /// A rise of the training loss, and what to change; empty if there was none since the coordinator started.
+    /// The warning about a rise of the training loss, with advice; empty if there was none since the coordinator
+    /// started or values last went back to a checkpoint.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub loss_warning: String,
-    /// True if it was told to end before its data did.
+    /// True if the job was stopped on request before all its data was used.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
-    /// The reason why `early_stopping` has ended the job before its data did; empty if it has not.
+    /// The reason why `early_stopping` ended the job before all its data was used; empty if it did not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub stopped_early: String,
-    /// The reason why the last checkpoint could not be written; empty if it was.
+    /// The reason why the job ended without its last checkpoint; empty otherwise.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unsaved: String,
     /// The error with which the job failed; empty if it did not.

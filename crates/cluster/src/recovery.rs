@@ -1,4 +1,5 @@
-//! Recovery from the loss of a server: its shard waits, a server takes it, values go back to a checkpoint.
+//! Recovery from the loss of a server: the shard waits for a server, a server takes it, and values go back to a
+//! checkpoint.
 
 use std::time::Instant;
 
@@ -18,7 +19,8 @@ use super::ring::Cause;
 use super::saving::StoreTask;
 
 impl Cluster {
-    /// Takes a shard from its server, which is gone. A spare gets it, if there is one.
+    /// Takes a shard away from the departed server `gone`, and gives it to a spare server if there is one. Fails the
+    /// job if it has no checkpoints.
     pub(super) fn orphan(&mut self, now: Instant, shard: usize, gone: Task) {
         self.give_up_saving();
         self.raise_epoch(now, Cause::Shard);
@@ -40,7 +42,8 @@ impl Cluster {
         );
     }
 
-    /// Returns the shard that a returning server still holds in memory, if no other server was assigned to it.
+    /// Returns the shard whose values a returning server still has in memory; `None` if another server was assigned to
+    /// the shard, or the values are not its newest.
     pub(super) fn kept_shard(
         &self,
         earlier: Option<Task>,
@@ -78,7 +81,8 @@ impl Cluster {
         self.due.add(FollowUp::FormRing);
     }
 
-    /// Gives a shard to a server, which loads the values of the newest checkpoint.
+    /// Gives a shard to a server, which loads the newest checkpoint. In sync mode, the whole job goes back to this
+    /// checkpoint. Before the first checkpoint, a worker sends the initial values again.
     pub(super) fn assign(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
         let address = self.address_of(server);
@@ -116,7 +120,7 @@ impl Cluster {
         self.due.add(FollowUp::FormRing);
     }
 
-    /// Takes all shards, and the training, back to a checkpoint.
+    /// Takes all shards and the training back to a checkpoint, and evicts all workers.
     pub(super) fn go_back(&mut self, now: Instant, kept: &DurableCheckpoint) {
         if let Some(map) = self.durable.map_mut() {
             let source = source(map.epoch, kept);
@@ -132,13 +136,13 @@ impl Cluster {
         self.evict_workers_later("the job has gone back to a checkpoint");
     }
 
-    /// Has the workers evicted that are there now.
+    /// Notes that all workers that are alive now must be evicted at the end of the call.
     fn evict_workers_later(&mut self, why: &'static str) {
         let workers = self.durable.live(Role::Worker).map(|m| m.task).collect();
         self.due.add(FollowUp::EvictWorkers(workers, why));
     }
 
-    /// Orders the initial values to be sent again, because there is no checkpoint yet.
+    /// Makes a worker send the initial values again, because there is no checkpoint yet.
     fn initialize_anew(&mut self, epoch: Epoch) {
         if let Some(variables) = &mut self.durable.variables {
             (variables.initialized, variables.initializer) = (false, None);
@@ -149,7 +153,7 @@ impl Cluster {
         self.evict_workers_later("the initial values are sent once more");
     }
 
-    /// Makes a checkpoint's progress the job's.
+    /// Sets the job's progress to that of a checkpoint.
     pub(super) fn restore_progress(&mut self, progress: &SavedProgress) {
         let budget = self
             .job
@@ -182,8 +186,8 @@ impl Cluster {
         });
     }
 
-    /// Takes a shard's report that it has loaded its values, or cannot. If its checkpoint is unusable, has an
-    /// older one looked for.
+    /// Takes a report that a part has loaded its values, or cannot. If the checkpoint is unusable, orders a search for
+    /// an older one, or fails a job that cannot begin without it.
     pub(crate) fn shard_restored(
         &mut self,
         now: Instant,
@@ -243,7 +247,7 @@ impl Cluster {
             .get_or_insert(StoreTask::FindBefore(Box::new(kept)));
     }
 
-    /// Returns the number of the checkpoint that a shard's values come from.
+    /// Returns the number of the checkpoint from which a shard's values come; `None` if they are initial values.
     fn checkpoint_of(&self, shard: usize) -> Option<u64> {
         let map = self.durable.map()?;
         let (_, number) = map.shards.get(shard)?.source.checkpoint.as_ref()?;

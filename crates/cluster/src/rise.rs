@@ -1,7 +1,8 @@
-//! A warning when the training loss rises and stays high, as it does where the learning rate is too large.
+//! Warns when the training loss rises and stays high, as it does if the learning rate is too large.
 //!
-//! Losses of single reports are noisy, and the first updates of many workers may raise the loss for a moment in a good training too. So the medians of
-//! spans of reports are compared, and a rise counts once several spans in a row are high. docs/design/stale-gradients.md says how many runs this finds.
+//! The losses of single reports are noisy. In a good training, too, the first updates of many workers may raise the
+//! loss for a moment. Therefore medians of spans of reports are compared, and only several high spans in a row count as
+//! a rise. docs/design/stale-gradients.md says in how many runs this finds a rise.
 
 use std::time::Instant;
 
@@ -11,24 +12,27 @@ use shared_proto::job::Mode;
 use super::Cluster;
 use super::record::Record;
 
-/// The fewest reports that show the first loss. With more workers there are as many as workers, which are about one of each.
+/// The minimum number of reports that give the first loss. With more workers, it takes as many reports as there are
+/// workers, which is about one report of each.
 const FEWEST_FIRST: usize = 4;
 
-/// The fewest reports in a span, and the reports of each worker in one if these are more.
+/// The minimum number of reports in a span, and the number of reports of each worker in a span if that gives more.
 const FEWEST_IN_SPAN: usize = 128;
 const SPAN_OF_WORKER: usize = 8;
 
-/// The number of equal parts of a span. The median of a part shows a short rise.
+/// The number of equal parts of a span. The median of a part reveals a short rise.
 const PARTS: usize = 16;
 
-/// A peak is no noise if it is this multiple of the first loss, and above it by this many deviations of the first reports.
+/// A peak exceeds the noise if it is above this multiple of the first loss, and above the first loss by this many
+/// standard deviations of the first reports.
 const PEAK: f64 = 1.25;
 const DEVIATIONS: f64 = 3.0;
 
-/// The part of the first loss below which a training has recovered from a peak.
+/// The fraction of the first loss below which the loss has recovered from a peak.
 const RECOVERED: f64 = 0.7;
 
-/// The multiple of the lowest span beyond which a span is high, if it is not below this part of the first loss.
+/// A span is high if its median is above this multiple of the lowest span's median, and above this fraction of the
+/// first loss.
 const HIGH: f64 = 2.0;
 const LEAST: f64 = 0.05;
 
@@ -48,38 +52,38 @@ pub(super) struct LossWatch {
 
 #[derive(Debug)]
 enum Stage {
-    /// It collects the first losses.
+    /// The first losses are being collected.
     First(Vec<f64>),
     Watching(Watching),
     /// A rise was found, or losses cannot be compared by their ratio.
     Over,
 }
 
-/// What is known of the losses so far.
+/// The state of the watch after the first losses.
 #[derive(Debug)]
 struct Watching {
     /// The median of the first losses.
     first: f64,
-    /// The loss beyond which a peak is no noise.
+    /// The loss above which a peak exceeds the noise.
     noise: f64,
     /// The number of reports in a span.
     reports: usize,
-    /// The losses of the span that is not full.
+    /// The losses of the span that is not full yet.
     span: Vec<f64>,
-    /// The highest peak; none before one that is no noise.
+    /// The highest peak since the last span that was not high; `None` if no peak exceeds the noise.
     peak: Option<f64>,
-    /// The median of the lowest span.
+    /// The lowest median of a span; infinite before the first span is full.
     lowest: f64,
-    /// The number of high spans, in a row.
+    /// The number of consecutive high spans.
     high: u32,
 }
 
 /// A rise of the training loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rise {
-    /// The loss before.
+    /// The loss before the rise.
     pub(super) from: f64,
-    /// The highest median of a few reports during the rise.
+    /// The highest median of a span, or of a part of one, during the rise.
     pub(super) peak: f64,
     pub(super) now: f64,
 }
@@ -94,7 +98,8 @@ impl Default for LossWatch {
 }
 
 impl LossWatch {
-    /// Follows a training of which the first losses are not known. It does not tell a peak from noise, so only a loss that has fallen before counts.
+    /// Follows a training whose first losses are unknown. Without them, a peak cannot be distinguished from noise. Only
+    /// a loss that has fallen and rises again counts, or one that explodes.
     pub(super) fn from_the_middle() -> Self {
         Self {
             from_the_beginning: false,
@@ -102,7 +107,8 @@ impl LossWatch {
         }
     }
 
-    /// Adds the loss of a report. `workers` gives their number. Returns the rise that the loss completes, of which there is at most one.
+    /// Adds the loss of a report. `workers` returns the number of workers. Returns the rise that this loss completes;
+    /// there is at most one.
     fn add(&mut self, loss: f64, workers: impl Fn() -> usize) -> Option<Rise> {
         match &mut self.stage {
             Stage::Over => None,
@@ -127,7 +133,7 @@ impl LossWatch {
 }
 
 impl Watching {
-    /// Returns what the first losses show; none if losses cannot be compared by their ratio.
+    /// Begins the watch after the first losses; `None` if losses cannot be compared by their ratio.
     fn after(losses: &mut [f64], workers: usize) -> Option<Self> {
         let count = losses.len() as f64;
         let mean = losses.iter().sum::<f64>() / count;
@@ -188,7 +194,7 @@ impl Watching {
     }
 }
 
-/// Returns the median of losses, of which there is at least one. Changes their order.
+/// Returns the median of losses. There must be at least one loss. Sorts the losses.
 fn median(losses: &mut [f64]) -> f64 {
     losses.sort_unstable_by(f64::total_cmp);
     let middle = losses.len() / 2;
@@ -256,7 +262,8 @@ impl Cluster {
         }
     }
 
-    /// Forgets the losses, and a warning, of a training that goes back to a checkpoint.
+    /// Forgets the losses and the warning, because values have gone back to a checkpoint, or the coordinator has
+    /// restarted.
     pub(super) fn forget_losses(&mut self) {
         self.observed.loss_watch = LossWatch::from_the_middle();
         self.observed.loss_warning.clear();

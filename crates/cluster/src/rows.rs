@@ -1,4 +1,5 @@
-//! The state as rows: one for each part of it, and one for each member. So a change rewrites the rows that differ, and not the whole state.
+//! The state as rows: one for each field, and one for each member. A change rewrites only the rows that differ, not the
+//! whole state.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use shared_proto::ids::TaskId;
 use super::durable::Durable;
 use super::stored;
 
-/// The name of a member's row begins with it.
+/// The prefix of the names of members' rows.
 const MEMBER: &str = "members/";
 
 /// The row of the workers that are expected back.
@@ -18,14 +19,14 @@ const MEMBER: &str = "members/";
 struct Awaited(#[serde(with = "stored::tasks")] BTreeMap<TaskId, Instant>);
 
 impl Durable {
-    /// Passes the name of each row and its value as JSON to `take`. `take` returns true for a row that differs from the persisted one:
-    /// builds with debug assertions read such a row back.
+    /// Passes the name of each row, and its value as JSON, to `take`. `take` returns whether the row differs from the
+    /// persisted one. Builds with debug assertions read such a row back.
     ///
     /// # Errors
     /// If a row cannot be written as JSON.
     ///
     /// # Panics
-    /// With debug assertions, if a row that is read back is written in another form.
+    /// With debug assertions, if a row changes when it is read back and written again.
     pub fn rows(&self, take: &mut dyn FnMut(&str, &[u8]) -> bool) -> Result<(), String> {
         let mut rows = Encoded {
             take,
@@ -81,7 +82,7 @@ impl Durable {
     }
 }
 
-/// Writes rows as JSON. This is compiled once, with the types that it writes.
+/// Writes rows as JSON. The type is not generic over `take`, so the code that writes the rows is compiled only once.
 struct Encoded<'a> {
     take: &'a mut dyn FnMut(&str, &[u8]) -> bool,
     value: Vec<u8>,

@@ -25,11 +25,11 @@ pub enum StoreTask {
     /// Write the manifest of a checkpoint that was begun at this time, and delete the checkpoints that are no longer
     /// kept.
     Write(Box<Manifest>, Instant),
-    /// Find the newest whole checkpoint before this one.
+    /// Find the newest complete checkpoint before this one.
     FindBefore(Box<DurableCheckpoint>),
 }
 
-/// How values are cut for a checkpoint.
+/// How a checkpoint divides the values, and the worker that writes those of a ring.
 struct Layout {
     block_elements: usize,
     shards: u32,
@@ -40,25 +40,25 @@ struct Layout {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writer {
     pub(super) task: Task,
-    /// True once it has copied its values, so that the next steps may change them.
+    /// True once the worker has copied its values, so that the next steps may change them.
     pub(super) has_copy: bool,
 }
 
-/// A checkpoint that the shards are writing, or a worker.
+/// A checkpoint that is being written, by the shards, by a worker of the ring, or by both.
 #[derive(Debug)]
 pub(super) struct AtWork {
     pub(super) manifest: Manifest,
-    /// The checkpoint that it may build on; none for a full one.
+    /// The checkpoint that this one may build on; `None` if this one must be full.
     base: Option<Arc<Manifest>>,
     progress: SavedProgress,
     pub(super) begun: Instant,
-    /// The time at which a shard last wrote some of it.
+    /// The time at which a member last wrote some of the checkpoint.
     pub(super) moved: Instant,
-    /// The shards that have not reported.
+    /// The parts that have not been reported.
     pub(super) missing: BTreeSet<u32>,
-    /// True if the job ends with it.
+    /// True if the job ends with this checkpoint.
     pub(super) last: bool,
-    /// Jobs with a ring: the worker that writes its part, which is the last.
+    /// Jobs with a ring: the worker that writes the ring's part, which is the last part.
     pub(super) writer: Option<Writer>,
 }
 
@@ -109,32 +109,34 @@ pub(super) struct Failed {
     pub(super) failure: Failure,
     /// The time before which no other attempt is made.
     pub(super) try_again: Instant,
-    /// The time at which the first failed attempt at the last checkpoint was begun.
+    /// The time at which the first failed attempt at the job's last checkpoint was begun; `None` before such an
+    /// attempt.
     pub(super) last_since: Option<Instant>,
 }
 
-/// The writing of checkpoints by this process. A restarted one begins anew.
+/// The writing of checkpoints by this process. It is not persisted, so a restarted process begins anew.
 #[derive(Debug, Default)]
 pub(super) struct Saving {
-    /// The location and the run's id; none if the job writes no checkpoints.
+    /// The location of the checkpoints and the run's id; `None` if the job writes no checkpoints.
     pub(super) place: Option<CheckpointPlace>,
-    /// The checkpoint that the shards write at present. Unset once it is written or given up, so that a
-    /// server that joins later does not write values that it does not have.
+    /// The checkpoint that is being written at present. It is unset once the checkpoint is written or given up, so that
+    /// a server that joins later does not write values that it does not have.
     pub(super) at_work: Option<AtWork>,
     /// The time and the number of steps when the newest checkpoint was begun. None if the next one must not wait for
     /// the job's interval, for example after a failure.
     pub(super) begun: Option<(Instant, u64)>,
-    /// The newest one that this process has written, if the model has tables.
+    /// The newest checkpoint that this process has written, on which the next one may build; `None` for a model without
+    /// tables.
     pub(super) base: Option<Arc<Manifest>>,
-    /// The time at which the newest one was begun. After a restart it is the time of the restart.
+    /// The time at which the newest checkpoint was begun. After a restart: the time of the restart.
     pub(super) newest_begun: Option<Instant>,
-    /// The last attempt, if none has succeeded since.
+    /// The failed attempts since the newest checkpoint; `None` if there are none.
     pub(super) failed: Option<Failed>,
     pub(super) backoff: Backoff,
     pub(super) store_task: Option<StoreTask>,
-    /// True if the files of given-up checkpoints are to be deleted now.
+    /// True if the files of given-up checkpoints must be deleted now.
     pub(super) sweep: bool,
-    /// The time at which they are to be deleted once more.
+    /// The time at which these files must be deleted once more.
     pub(super) sweep_again: Option<Instant>,
 }
 
@@ -168,12 +170,13 @@ impl Saving {
         }
     }
 
-    /// Returns whether one is being written. In sync mode a step may have to wait for it.
+    /// Returns whether a checkpoint is being written. Where workers make each step together, a step may have to wait
+    /// for it.
     pub(super) fn at_work(&self) -> bool {
         self.at_work.is_some()
     }
 
-    /// Shifts the deadline of the checkpoint by a time in which this process did not run.
+    /// Shifts the deadline of the checkpoint by `gap`, for which this process did not run.
     pub(super) fn was_stopped(&mut self, gap: Duration) {
         if let Some(at_work) = &mut self.at_work {
             at_work.moved += gap;
@@ -182,7 +185,7 @@ impl Saving {
 }
 
 impl Cluster {
-    /// Withdraws the end of the training, because a shard has gone back.
+    /// Withdraws the end of the training, because values have gone back to a checkpoint.
     pub(super) fn not_last_any_more(&mut self) {
         if self.durable.checkpoints.ending() {
             self.durable.checkpoints.stage = Stage::Regular;
@@ -307,7 +310,8 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Returns how the values are cut, and the worker that writes those of a ring. `None`: they are not cut yet.
+    /// Returns how the checkpoint divides the values; `None` if a job with a ring has none formed, or another job has
+    /// no shard map yet.
     fn layout(&self) -> Option<Layout> {
         let variables = self.durable.variables.as_ref()?;
         let start = self.durable.checkpoints.start.as_ref();
@@ -333,7 +337,7 @@ impl Cluster {
         })
     }
 
-    /// Returns whether a member writes a shard of the checkpoint.
+    /// Returns whether a member writes this part of the checkpoint.
     fn writes(&self, shard: u32, task: Task) -> bool {
         let servers = self.durable.servers();
         let at_work = self.saving.at_work.as_ref();
@@ -343,7 +347,7 @@ impl Cluster {
         }
     }
 
-    /// Takes the report that a shard's part is written, or cannot be.
+    /// Takes a member's report that it has written its part, has written more of it, or cannot write it.
     pub(crate) fn shard_saved(&mut self, now: Instant, task: Task, report: wire::CheckpointReport) {
         if !self.writes(report.shard, task) {
             return;

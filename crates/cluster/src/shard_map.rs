@@ -1,4 +1,4 @@
-//! The cut of the shard map, once the variables and the servers are known.
+//! Cuts the shard map once the variables and the servers are known.
 
 use std::time::Instant;
 
@@ -29,10 +29,11 @@ impl Cluster {
         })
     }
 
-    /// Cuts the shard map if possible. Otherwise returns the missing condition. A job without servers gets no map.
+    /// Cuts the shard map, unless it is cut already. If it cannot be cut yet, returns the missing condition. A job
+    /// without servers gets no map.
     ///
     /// # Errors
-    /// [`Reason::Oversized`] if a server has too little memory.
+    /// [`Reason::Oversized`] if the map does not fit into a control message, or a server has too little memory.
     pub(super) fn cut_shard_map(&mut self, now: Instant) -> Result<Option<String>, Refusal> {
         if self.durable.map().is_some() {
             return Ok(None);
@@ -113,7 +114,7 @@ impl Cluster {
         Ok(None)
     }
 
-    /// Returns the longest location of a checkpoint that shards may come from; empty without checkpoints.
+    /// Returns the longest location of a checkpoint from which shards may be loaded; empty without checkpoints.
     fn checkpoint_location(&self) -> &str {
         let newest = self.durable.checkpoints.newest.as_ref();
         let newest = newest.map_or("", |kept| &kept.location);

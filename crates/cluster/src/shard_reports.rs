@@ -1,4 +1,4 @@
-//! What servers report of their shards.
+//! The servers' reports of their shards.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use shared_proto::wire;
 use super::Cluster;
 
 impl Cluster {
-    /// Takes what a server reports of its shard.
+    /// Takes a server's report of its shard.
     pub(crate) fn report_shard(&mut self, now: Instant, task: Task, mut report: wire::ShardReport) {
         // The server does not know yet that it has another shard, or none.
         if self.durable.servers().get(report.shard as usize) != Some(&task) {
@@ -43,7 +43,7 @@ impl Cluster {
         })
     }
 
-    /// Notes that a server has written more of the checkpoint.
+    /// Notes progress of the checkpoint if a server has written more of it since its previous report.
     fn writes_on(&mut self, now: Instant, task: Task, report: &wire::ShardReport) {
         let before = self.observed.shard_reports.get(&task.id);
         let more = report.checkpoint_bytes > before.map_or(0, |before| before.checkpoint_bytes);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A piece of a data epoch's positions.
+/// A range of positions in a data epoch: from `start` to `end`, without `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Split {
     pub(crate) id: u64,

@@ -68,8 +68,8 @@ impl Cluster {
         budget.map_or(all_epochs, |budget| budget.min(all_epochs))
     }
 
-    /// Returns, for each server, the number of times that it was lost and its shard was restored, since this
-    /// coordinator started.
+    /// Returns, by server, the number of times that it was lost and its shard was restored, since this coordinator
+    /// started.
     pub fn recoveries(&self) -> impl Iterator<Item = (TaskId, u64)> {
         let servers = self.durable.members.keys().filter(|id| id.role == Role::Ps);
         servers.map(|id| (*id, self.observed.recoveries.get(id).copied().unwrap_or(0)))
@@ -95,14 +95,14 @@ impl Cluster {
         self.durable.orphans().count()
     }
 
-    /// Returns the means of the newest evaluation by name; none before the first.
+    /// Returns the metrics of the newest evaluation, by name; empty before the first evaluation.
     pub fn newest_evaluation(&self) -> impl Iterator<Item = (&str, f64)> {
         let newest = self.durable.evaluations.done.last().into_iter();
         let means = newest.flat_map(|evaluation| &evaluation.metrics);
         means.map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// Returns the lead of each worker; none for one that is gone.
+    /// Returns the lead of each worker; `None` for a worker that is gone.
     pub fn leads(&self) -> impl Iterator<Item = (TaskId, Option<u64>)> {
         let workers = self.durable.members.values();
         let workers = workers.filter(|member| member.task.id.role == Role::Worker);

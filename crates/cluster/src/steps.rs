@@ -1,4 +1,4 @@
-//! Steps: planned in sync mode, finished by workers, and committed in sync mode.
+//! Plans and commits the steps of sync mode, and counts the steps that workers finish outside rings.
 
 use std::time::Instant;
 
@@ -22,9 +22,9 @@ pub(super) struct Step {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
     pub(super) task: Task,
-    /// The number of samples, once the part is finished.
+    /// The number of samples of a finished part; `None` before.
     pub(super) finished: Option<u64>,
-    /// True if its gradient was NaN or infinite, so that it does not count.
+    /// True if the part's gradient was NaN or infinite, so that the part does not count.
     pub(super) skipped: bool,
 }
 
@@ -40,12 +40,12 @@ impl Step {
         self.unfinished().next().is_none()
     }
 
-    /// Returns whether all parts are finished, and one of them has a gradient.
+    /// Returns whether all parts are finished, and at least one of them counts.
     pub(super) fn is_to_measure(&self) -> bool {
         self.is_complete() && self.parts.iter().any(|part| !part.skipped)
     }
 
-    /// Returns the commit of the finished parts.
+    /// Returns the commit of the finished parts that count, without a clip factor.
     pub(super) fn to_commit(&self) -> Commit {
         let parts = self.parts.iter().filter(|part| !part.skipped);
         let forgotten = usize::from(planted!(ForgottenContributor) && self.parts.len() > 1);
@@ -59,7 +59,8 @@ impl Step {
 }
 
 impl Cluster {
-    /// Sync mode: cuts the next step among the workers that are ready, unless a step is open.
+    /// Sync mode: plans the next step and divides its data among the workers that are ready, unless a step is open or
+    /// the next one must wait.
     pub(super) fn plan_step(&mut self, now: Instant) {
         let ending = self.durable.training.stopping || self.durable.checkpoints.ending();
         // A step must not begin on a server that is about to stop.
@@ -113,7 +114,7 @@ impl Cluster {
         self.commit_if_complete(now);
     }
 
-    /// Sync mode: returns the open step and the epoch if this worker has finished its part of the step.
+    /// Sync mode: returns the clock of the open step, and the epoch, if this worker has finished its part of the step.
     pub fn waits_for_parts(&self, task: Task) -> Option<(Clock, Epoch)> {
         let step = self.durable.training.step.as_ref()?;
         let mut parts = step.parts.iter();
@@ -121,7 +122,8 @@ impl Cluster {
         finished.then(|| (step.clock, self.durable.epoch()))
     }
 
-    /// Persists the finished parts of the open step. A worker does not report a part again once it has an answer.
+    /// Notes that the finished parts of the open step must be persisted, because a worker does not report its part
+    /// again once it has a reply.
     pub fn persist_parts(&mut self) {
         self.must_persist_soon();
     }
@@ -135,10 +137,11 @@ impl Cluster {
         }
     }
 
-    /// Takes a shard's part in the norm of the open step. A report of another step or epoch changes nothing.
+    /// Takes a server's report of its shard's part of the norm of the open step. A report of another step or epoch, or
+    /// of other contributors, changes nothing.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for an impossible number.
+    /// [`Reason::Malformed`] for a negative sum of squares.
     pub(crate) fn measured(
         &mut self,
         now: Instant,
@@ -206,7 +209,7 @@ impl Cluster {
         self.plan_step(now);
     }
 
-    /// Counts the finished steps of a worker outside a ring.
+    /// Counts the finished steps of a worker that is in no ring.
     ///
     /// # Errors
     /// As [`Self::finish_step`] says.

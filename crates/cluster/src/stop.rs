@@ -1,8 +1,8 @@
 //! The early but orderly end of a job.
 //!
-//! The coordinator leases no more data. Workers finish the data that they hold, one of them evaluates and
-//! saves the model, and the last checkpoint is written. It records which data is left, so another run can
-//! continue from it.
+//! The coordinator leases no more data. Workers finish the data that they hold, one of them evaluates and saves the
+//! model, and the last checkpoint is written. This checkpoint records which data is left, so another run can continue
+//! from it.
 
 use std::time::Instant;
 
@@ -12,12 +12,12 @@ use shared_proto::view::JobPhase;
 use super::Cluster;
 
 impl Cluster {
-    /// Ends the job early. A repeated call changes nothing. One that comes when all data is done has an effect
-    /// only if the job goes back to a checkpoint after it.
+    /// Ends the job early. A repeated call changes nothing. A call that comes when all data is done has an effect only
+    /// if the job later goes back to a checkpoint.
     ///
     /// # Errors
-    /// [`Reason::ForeignJob`] if another job is meant, [`Reason::NotInitialized`] before training has
-    /// begun: there is no model yet.
+    /// [`Reason::ForeignJob`] if `job` is not this job's name, [`Reason::NotInitialized`] before training has begun:
+    /// there is no model yet.
     pub fn stop(&mut self, job: &str) -> Result<(), Refusal> {
         if job != self.job.name {
             return Err(Refusal::new(
@@ -50,7 +50,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Cancels the job: ends it early as [`Self::stop`] does. It ends at once if its training has not begun, or with `at_once`.
+    /// Cancels the job: ends it early, as [`Self::stop`] does. With `at_once`, or before training has begun, the job
+    /// fails at once.
     pub fn cancel(&mut self, now: Instant, at_once: bool) {
         let name = self.job.name.clone();
         if at_once {

@@ -3,7 +3,7 @@
 use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::wire;
 
-/// Seconds by part of a step.
+/// The seconds spent in each part of a step.
 #[derive(Clone, Copy, Debug, Default, Serialize_tuple, Deserialize_tuple)]
 pub(super) struct Times {
     #[serde(with = "shared_proto::number")]

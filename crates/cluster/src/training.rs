@@ -15,7 +15,7 @@ use super::steps::Step;
 /// The progress of the training.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Training {
-    /// The data; none before the variables have their initial values.
+    /// The data; `None` before the variables have their initial values.
     pub(super) ledger: Option<Ledger>,
     /// Sync mode: the open step.
     pub(super) step: Option<Step>,
@@ -23,11 +23,11 @@ pub(super) struct Training {
     pub(super) commit: Option<Commit>,
     pub(super) min_clock: Clock,
     pub(super) tally: Tally,
-    /// Samples trained on before this run, according to the checkpoint that it began with.
+    /// The number of samples trained on before this run, according to the checkpoint that it began with.
     pub(super) earlier_samples: u64,
-    /// True if the job was told to end before its data does.
+    /// True if the job must end before all its data is used: on request, or because of `early_stopping`.
     pub(super) stopping: bool,
-    /// The reason, if the job's own settings end it early.
+    /// The reason why `early_stopping` ends the job; empty if it does not.
     #[serde(default)]
     pub(super) stopped_early: String,
 }
@@ -57,7 +57,7 @@ impl Training {
     }
 }
 
-/// The work done, summed over workers.
+/// The work done by all workers. A step that workers make together counts once.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Tally {
     pub(super) steps: u64,
@@ -94,7 +94,7 @@ impl Cluster {
         }
     }
 
-    /// Notes which workers a worker waits for.
+    /// Notes for which workers a worker waits. If `on` is empty, the wait is over.
     pub(crate) fn waiting(&mut self, now: Instant, task: Task, on: Vec<wire::Task>) {
         if let Some(member) = self.durable.members.get_mut(&task.id) {
             let since = member.progress.waits_since.unwrap_or(now);

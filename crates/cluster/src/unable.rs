@@ -1,16 +1,16 @@
 //! Members that cannot work, and jobs that end because of them.
 //!
-//! A worker that cannot read its data, build its model or use its device reports this and leaves. The job
-//! continues without it: others take its data, and the worker joins like a new one when it is restarted.
-//! The job fails only if no worker, or too few for a stage group, can work for `cluster.stall_seconds`. By default that is longer than
-//! container engines wait between two starts of a process (five minutes at the most), so each worker has
-//! tried again before that. A job that has failed for this reason is resumed when its coordinator restarts. A job that
-//! was submitted to a long-lived cluster fails after a minute, and is not resumed: other jobs wait behind it.
+//! A worker that cannot read its data, build its model or use its device reports this and leaves. The job continues
+//! without it: others take its data, and the worker joins like a new one when it is restarted. The job fails only if no
+//! worker, or too few for a stage group, can work for `cluster.stall_seconds`. By default, that is longer than the time
+//! that container engines wait between two starts of a process (five minutes at the most), so each worker has tried
+//! again before the job fails. A job that has failed for this reason is resumed when its coordinator restarts. A job
+//! that was submitted to a long-lived cluster fails after a minute, and is not resumed: other jobs wait behind it.
 //!
-//! A server that cannot use the job's checkpoints reports this and leaves, too. A submitted job that waits for it fails after the
-//! same time.
+//! A server that cannot use the job's checkpoints also reports this and leaves. A job that waits for such a server
+//! fails after the same time.
 //!
-//! A job for which too few members are there fails after `cluster.stall_seconds` as well: a submitted one at any time, others
+//! A job with too few members also fails after `cluster.stall_seconds`: a submitted job at any time, other jobs only
 //! before their training begins.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,16 +25,17 @@ use shared_proto::wire::WorkerFailure;
 use super::record::Record;
 use super::{Cluster, Turn, stored};
 
-/// The number of troubles that are kept, the newest.
+/// The maximum number of troubles that are kept. The oldest are dropped first.
 const MOST_TROUBLES: usize = 256;
 
-/// The longest wait of a submitted job for a member that can work.
+/// The maximum time for which a submitted job waits for a member that can work.
 const QUEUED: Duration = Duration::from_secs(60);
 
-/// The wait of a submitted job whose model no worker can build. Workers that know the model may register within it.
+/// The time for which a submitted job waits once all its workers have reported that they cannot build its model.
+/// Workers that know the model may register meanwhile.
 const REFUSED: Duration = Duration::from_secs(5);
 
-/// The number of members that an error names.
+/// The maximum number of members that an error names.
 const MOST_NAMED: usize = 3;
 
 /// The members that cannot work.
@@ -43,7 +44,7 @@ pub(super) struct Unable {
     /// The newest trouble of each member that has not been at work since.
     #[serde(with = "stored::by_task")]
     troubles: BTreeMap<TaskId, Trouble>,
-    /// True if the job has failed because no worker could work.
+    /// True if the job has failed because members were missing or could not work.
     failed: bool,
 }
 
@@ -52,25 +53,26 @@ struct Trouble {
     #[serde(with = "stored::enumeration")]
     failure: WorkerFailure,
     reason: String,
-    /// The time of the report, or of the start of this process after it.
+    /// The time of the report, or of the coordinator's last start if that is later.
     #[serde(skip, default = "Instant::now")]
     at: Instant,
 }
 
 impl Unable {
-    /// Continues with the troubles that an earlier process has persisted.
+    /// Continues with the troubles that an earlier coordinator has persisted.
     pub(super) fn resumed(&mut self, now: Instant) {
         for trouble in self.troubles.values_mut() {
             trouble.at = now;
         }
     }
 
-    /// Notes that a worker asks for work, so it has its data and its model, or that a server serves its shard.
+    /// Notes that a member can work: a worker asks for work, so it has its data and its model, or a server serves its
+    /// shard.
     pub(super) fn can_work(&mut self, member: TaskId) {
         self.troubles.remove(&member);
     }
 
-    /// Shifts the times by a gap in which the coordinator did not run.
+    /// Shifts the times by `gap`, for which this process did not run.
     pub(super) fn was_stopped(&mut self, gap: Duration) {
         for trouble in self.troubles.values_mut() {
             trouble.at += gap;
@@ -83,7 +85,7 @@ impl Unable {
         trouble.map_or("", |trouble| &trouble.reason)
     }
 
-    /// Returns the kind of failure that keeps a member from working.
+    /// Returns the kind of failure that keeps a member from working; [`WorkerFailure::Unspecified`] if nothing does.
     pub(super) fn failure(&self, member: TaskId) -> WorkerFailure {
         let trouble = self.troubles.get(&member);
         trouble.map_or(WorkerFailure::Unspecified, |trouble| trouble.failure)
@@ -95,7 +97,8 @@ impl Unable {
         troubles.filter(move |(member, _)| member.role == role)
     }
 
-    /// Returns a semicolon and the servers that cannot work with their reasons, to be appended to a message; empty if there are none.
+    /// Returns text to append to a message: a semicolon, and the servers that cannot work with their reasons; empty if
+    /// there are none.
     pub(super) fn troubled_servers(&self) -> String {
         let troubles: Vec<_> = self.of(Role::Ps).collect();
         match troubles.is_empty() {
@@ -115,7 +118,7 @@ impl Unable {
     }
 }
 
-/// Returns the members with their troubles, the first of them.
+/// Lists the first few members with their troubles, and counts the others.
 fn names(troubles: &[(&TaskId, &Trouble)]) -> String {
     let first = troubles.iter().take(MOST_NAMED);
     let mut named: Vec<String> = first
@@ -135,7 +138,7 @@ fn label(failure: WorkerFailure) -> String {
 }
 
 impl Cluster {
-    /// Notes that a worker leaves because it cannot work.
+    /// Notes that a member leaves because it cannot work.
     pub(super) fn cannot_work(
         &mut self,
         now: Instant,
@@ -168,7 +171,8 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Fails a job in which no worker, or too few for a stage group, can work, once the workers have had time to try again.
+    /// Fails a job in which no worker, or too few for a stage group, can work, once the workers have had time to try
+    /// again.
     pub(super) fn fail_without_workers(&mut self, now: Instant) {
         // A stage group that is not complete computes nothing.
         let needed = match self.has_ring() {
@@ -227,7 +231,8 @@ impl Cluster {
         self.fail(now, error);
     }
 
-    /// Returns whether all workers of a submitted job have said that they cannot build its model. Another try makes no difference then.
+    /// Returns whether all workers of a submitted job have reported that they cannot build its model, so that another
+    /// try makes no difference.
     fn is_refused_by_all(&self) -> bool {
         let troubles = self.durable.unable.of(Role::Worker);
         let refused: BTreeSet<TaskId> = troubles
@@ -240,7 +245,7 @@ impl Cluster {
             && live.all(|worker| refused.contains(&worker.task.id))
     }
 
-    /// Fails a job that waits for members, once the stall time-out is over.
+    /// Fails a job that has waited for missing members for the stall time-out.
     pub(super) fn fail_with_too_few_members(&mut self, now: Instant) {
         let workers = self.durable.live(Role::Worker).count();
         let lacks_server = self.durable.orphans().next().is_some()
@@ -281,7 +286,7 @@ impl Cluster {
         self.fail(now, error);
     }
 
-    /// Fails a job that waits for servers which cannot work, once they have had time to try again.
+    /// Fails a job that waits for servers that cannot work, once they have had time to try again.
     pub(super) fn fail_without_servers(&mut self, now: Instant) {
         let served = self.durable.map().is_some() && self.durable.orphans().next().is_none();
         let since = self.instants.no_servers_since.unwrap_or(now);
@@ -308,7 +313,8 @@ impl Cluster {
         self.fail(now, error);
     }
 
-    /// Returns the setting that limits how long a job waits for members that cannot work, and the way on afterwards.
+    /// Returns two texts for an error: the setting that limits how long a job waits for members that cannot work, and
+    /// what to do afterwards.
     fn way_on(&self) -> (&'static str, &'static str) {
         match self.turn {
             Turn::Submitted => ("", "submit the job again"),
@@ -331,7 +337,7 @@ impl Cluster {
         self.durable.outcome.phase == JobPhase::Failed && self.durable.unable.failed
     }
 
-    /// Describes how an ended job has ended.
+    /// Returns the error of a failed job, otherwise `well`.
     pub fn how_it_ended(&self) -> &str {
         match self.durable.outcome.error.as_str() {
             "" => "well",
@@ -347,7 +353,7 @@ impl Cluster {
         troubles.map(|(_, trouble)| trouble).filter(recent).count()
     }
 
-    /// Returns the number of times that workers have left because they could not work, by kind.
+    /// Returns, by kind of failure, the number of times that workers have left because they could not work.
     pub fn worker_failures(&self) -> impl Iterator<Item = (&String, u64)> {
         self.observed
             .worker_failures

@@ -17,7 +17,7 @@ use super::ledger::{Ledger, MOST_SAMPLES};
 use super::map_size::check_map_size;
 use super::model::ModelSpecs;
 
-/// The model and data sizes that the first worker has registered.
+/// The model and the data that the first worker has registered, the shard map, and the state of the initialization.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Variables {
     #[serde(flatten)]
@@ -27,15 +27,15 @@ pub(crate) struct Variables {
     pub(crate) map: Option<ShardMap>,
     pub(crate) initializer: Option<Task>,
     pub(crate) initialized: bool,
-    /// The worker that initialized them, so that a repeated call is accepted.
+    /// The worker that has sent the initial values. Its repeated call is accepted.
     initialized_by: Option<Task>,
-    /// The number of blocks of each shard that take updates, which the map fixes once it is cut.
+    /// By shard: the number of blocks that take updates. It is computed once, because the map fixes it.
     #[serde(skip)]
     updated_blocks: OnceLock<Vec<u64>>,
 }
 
 impl Variables {
-    /// Returns the number of blocks of each shard that take updates; empty before the map is cut.
+    /// Returns, by shard, the number of blocks that take updates; empty before the map is cut.
     pub(super) fn updated_blocks_of_shards(&self) -> &[u64] {
         let Some(map) = &self.map else { return &[] };
         self.updated_blocks.get_or_init(|| {
@@ -58,26 +58,28 @@ pub struct WorkerData {
     pub(crate) digest: Vec<u8>,
 }
 
-/// The error of a job that wants the best weights of a model with tables.
+/// The error of a job with the setting `best` whose model has tables.
 const BEST_WITH_TABLES: &str = "job setting `best` is not possible with this model: it has tables, whose rows are in checkpoints alone, and these are not of the best evaluation; leave `best` out, and let early_stopping end the job near the best evaluation";
 
-/// A worker's part in the initial values.
+/// What a worker must do for the initialization of the variables.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Initialization {
-    /// The worker sends its initial values.
+    /// The worker must send its initial values.
     Yours,
-    /// It waits for what the text names.
+    /// The worker must wait. The text says for what.
     Pending(String),
     /// All blocks have their initial values.
     Done,
 }
 
 impl Cluster {
-    /// Takes the first worker's variables and data sizes as the job's; compares the others'.
+    /// Registers a worker's model and data. Those of the first worker become the job's, and those of all others must
+    /// equal them. Returns what the worker must do for the initialization.
     ///
     /// # Errors
-    /// [`Reason::VariablesDiffer`] or [`Reason::DataDiffers`] name the difference; [`Reason::Oversized`] for a model
-    /// that is too large for a shard map or for the memory of the servers.
+    /// [`Reason::VariablesDiffer`] or [`Reason::DataDiffers`] name the difference; [`Reason::Malformed`] for a model or
+    /// data that no job can have; [`Reason::Oversized`] for a model that is too large for a shard map or for the memory
+    /// of the servers.
     pub fn register_variables(
         &mut self,
         now: Instant,
@@ -162,10 +164,10 @@ impl Cluster {
         }
     }
 
-    /// Marks the variables as having their initial values.
+    /// Notes that a worker has sent all initial values.
     ///
     /// # Errors
-    /// [`Reason::NotLeased`] if the sender is not, or no longer, the initialiser.
+    /// [`Reason::NotLeased`] if the sender is not, or no longer, the initializer.
     pub fn finish_initialization(&mut self, task: Task) -> Result<(), Refusal> {
         let variables = self.durable.variables.as_mut();
         if variables
@@ -189,7 +191,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Begins with the data of a job in which each worker has the initial values.
+    /// Begins a job with a ring, in which each worker has the initial values: marks the variables as initialized, and
+    /// creates the ledger of the data, and restores the progress of a checkpoint that the job begins with.
     fn begin_with_workers(&mut self) {
         let Some(variables) = &mut self.durable.variables else {
             return;
@@ -258,7 +261,7 @@ fn check(model: &ModelSpecs, data: &WorkerData) -> Result<(), Refusal> {
     problem.map_or(Ok(()), malformed)
 }
 
-/// Checks that a worker's model is that of the checkpoint with which the job begins.
+/// Checks that a worker's model and its optimizers match the checkpoint with which the job begins.
 fn check_start(start: &Start, job: &Job, model: &ModelSpecs, task: Task) -> Result<(), Refusal> {
     let what = if !start.is_of(model) {
         let differs = start.difference(model);

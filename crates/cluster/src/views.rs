@@ -1,4 +1,4 @@
-//! Views: what members follow.
+//! Computes the views that members follow.
 
 use shared_proto::ids::{Clock, Role, Task};
 use shared_proto::planted;
@@ -7,11 +7,11 @@ use shared_proto::view::{Commit, View};
 use super::Cluster;
 use super::fast_path::ClockCounts;
 
-/// The largest number of slowest workers in a view.
+/// The maximum number of slowest workers that a view names.
 const MOST_SLOWEST: usize = 8;
 
 impl Cluster {
-    /// Makes a new view, with a higher number if anything in it has changed, and returns it.
+    /// Updates the view and returns it. If anything in the view has changed, it gets the next number.
     pub fn refresh_view(&mut self) -> &View {
         if self.on_fast_path() && !self.view_is_outdated() {
             return self.refresh_min_clock();
@@ -27,7 +27,7 @@ impl Cluster {
         &self.view
     }
 
-    /// Computes the view from all members. It has the number of the newest view.
+    /// Computes the view from all members, with the number of the newest view.
     pub(crate) fn fresh_view(&mut self) -> View {
         debug_assert!(self.due.is_empty(), "a call has left {:?}", self.due);
         let mut workers: Vec<Task> = self.durable.live(Role::Worker).map(|m| m.task).collect();
@@ -53,8 +53,8 @@ impl Cluster {
         }
     }
 
-    /// Returns whether the view differs in a field that is compared without looking at members. The list of workers is not compared: a call
-    /// that changes it leaves the fast path.
+    /// Returns whether the newest view is outdated in a field that can be compared without looking at the members. The
+    /// list of workers is not compared: a call that changes it leaves the fast path.
     pub(super) fn view_is_outdated(&self) -> bool {
         let initializer = self.durable.variables.as_ref().and_then(|v| v.initializer);
         let step = |commit: &Option<Commit>| commit.as_ref().map(|commit| commit.step);
@@ -69,7 +69,8 @@ impl Cluster {
             || view.learning_rate_factor != self.learning_rate_factor()
     }
 
-    /// Makes a new view if the min clock has risen.
+    /// Updates the min clock of the view and returns the view. If the min clock has risen, the view gets the next
+    /// number.
     pub(super) fn refresh_min_clock(&mut self) -> &View {
         let min_clock = self.update_min_clock();
         if self.view.min_clock != min_clock {
@@ -85,8 +86,8 @@ impl Cluster {
         &self.view
     }
 
-    /// Raises the min clock to the lowest clock of the workers that hold data, in sync mode to the number of
-    /// committed steps, and returns it.
+    /// Raises the min clock to the lowest clock of the workers that hold data or, in sync mode, to the number of
+    /// committed steps. Returns the min clock. In a ring, only steps that all members have made raise it.
     pub(super) fn update_min_clock(&mut self) -> Clock {
         let lowest = if self.has_ring() {
             // Set when all members have made a step.
@@ -119,7 +120,7 @@ impl Cluster {
         training.min_clock
     }
 
-    /// Returns the workers that the others wait for, [`MOST_SLOWEST`] at the most.
+    /// Returns the workers that the others wait for, at most [`MOST_SLOWEST`].
     pub(super) fn slowest(&self) -> Vec<Task> {
         let mut slowest = self.stragglers();
         slowest.truncate(MOST_SLOWEST);
@@ -141,8 +142,8 @@ impl Cluster {
             .collect()
     }
 
-    /// Puts a call on the fast path, unless the job has a ring. The call leaves it with [`Self::leave_fast_path`] if it changes more than
-    /// clocks.
+    /// Puts a call on the fast path, unless the job has a ring. A call that changes more than clocks and leased data
+    /// must leave it with [`Self::leave_fast_path`].
     pub fn begin_fast_path(&mut self) {
         if self.fast_path.is_some() || self.has_ring() {
             return;

@@ -1,4 +1,4 @@
-//! The reasons for which training waits, for people.
+//! Describes for people why training waits.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::Cluster;
 use super::checkpoints::Stage;
 use super::members::Standing;
 
-/// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
+/// If the job does not set the number of servers, the shard map is cut once no server has joined for this long.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
 
 impl Cluster {
-    /// Describes what keeps training from beginning or continuing; empty if nothing does.
+    /// Describes what prevents training from beginning or continuing; empty if nothing does.
     pub(crate) fn missing(&self) -> String {
         if self.ended() {
             return String::new();
@@ -90,8 +90,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the servers that the shard map waits for, in words; none if it has them. `settled` is false while others
-    /// may still join a job that does not give their number.
+    /// Describes the servers that the shard map waits for; `None` if it waits for none. `settled` is false while more
+    /// servers may still join a job that does not set their number.
     pub(super) fn missing_servers(&self, settled: bool) -> Option<String> {
         let servers = self.durable.live(Role::Ps).count();
         match self.job.servers() {

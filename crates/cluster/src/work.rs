@@ -1,4 +1,4 @@
-//! Leases of work: what a worker that asks for work is to do.
+//! Leases work to workers that ask for it.
 
 use std::time::Instant;
 
@@ -9,16 +9,17 @@ use super::Cluster;
 use super::evaluations::Evaluation;
 use super::ledger::Split;
 
-/// The most steps in a split. The data of a worker that dies is soon done again.
+/// The maximum number of steps in a split. It is small, so that other workers soon redo the data of a worker that dies.
 pub(super) const MOST_BATCHES: u64 = 64;
 
-/// The fewest splits of an epoch for each worker, so that all workers end it together.
+/// The number of splits that each worker should get in an epoch, at least, so that all workers end it at about the same
+/// time.
 const SPLITS_PER_WORKER: u64 = 4;
 
 /// The work that a worker is given.
 #[derive(Debug, PartialEq)]
 pub enum Work {
-    /// A split of its own.
+    /// A split that this worker holds alone.
     Split(Split),
     /// A split that all members of the ring hold together, and this member's rank.
     Shared {
@@ -26,29 +27,29 @@ pub enum Work {
         split: Split,
         /// The member's rank, from 0.
         rank: u32,
-        /// The number of members.
+        /// The number of members that compute. Members whose rank is `ranks` or higher are spare: they have no samples.
         ranks: u32,
-        /// The part of the learning rate that is left after plateaus.
+        /// The product of all factors by which the learning rate has fallen on plateaus.
         learning_rate_factor: f64,
     },
-    /// The ring is over; the worker is to join the next one.
+    /// The worker is not in the present ring, and must join the next one.
     Regroup,
-    /// The worker is to copy its values, and to write them as this checkpoint.
+    /// The worker must copy its values for a checkpoint, and write the ring's part of the checkpoint from them.
     CopyValues {
         /// The number of the checkpoint.
         number: u64,
-        /// The most elements of a block in its files.
+        /// The maximum number of elements of a block in the checkpoint's files.
         block_elements: u64,
-        /// The number of its part.
+        /// The index of the ring's part among the parts of the checkpoint.
         shard: u32,
-        /// True if it only hands its part of the optimizer's state to the member that writes the checkpoint.
+        /// True if the worker only sends its part of the optimizer's state to the member that writes the checkpoint.
         helps: bool,
     },
-    /// The worker is to evaluate the model.
+    /// The worker must evaluate the model.
     Evaluate {
         /// The data epoch that has ended, from 0.
         data_epoch: u32,
-        /// Whether it also writes the model.
+        /// Whether the worker also writes the model.
         save_model: bool,
     },
     /// No work at present, for this reason.
@@ -58,8 +59,9 @@ pub enum Work {
 }
 
 impl Cluster {
-    /// Leases work to a worker. A repeated call before the work is done gives the same answer.
-    /// `copied` is the newest checkpoint for which the worker has copied its values.
+    /// Leases work to a worker. Returns the work, and the clock at which the worker continues. A repeated call before
+    /// the work is done returns the same work. `copied` is the newest checkpoint for which the worker has copied its
+    /// values.
     pub fn lease_work(
         &mut self,
         now: Instant,
@@ -81,7 +83,7 @@ impl Cluster {
         (work, clock.unwrap_or(min_clock))
     }
 
-    /// Plans the next steps of a ring, or of the workers in sync mode, unless some are under way.
+    /// Plans the next steps of a ring, or the next step in sync mode, unless steps are under way.
     pub(super) fn plan(&mut self, now: Instant) {
         match self.has_ring() {
             true => self.plan_span(now),

@@ -1,4 +1,4 @@
-//! The methods of `AsyncWrite` that a connection forwards to the one inside it.
+//! Macros that forward the methods of `AsyncWrite` from a connection to the connection inside it.
 
 /// Forwards all methods of `AsyncWrite` to a field.
 macro_rules! forward_writes {
@@ -23,7 +23,7 @@ macro_rules! forward_writes {
     };
 }
 
-/// Forwards the methods of `AsyncWrite` that write no bytes of their own.
+/// Forwards the methods of `AsyncWrite` that take no bytes to a field.
 macro_rules! forward_flushes {
     ($io:ident) => {
         fn is_write_vectored(&self) -> bool {

@@ -3,7 +3,7 @@
 //! - [`Network`]: the network by which peers are reached: the system's, or a simulated one
 //! - [`connections`]: limits on the connections of a port; [`listener`]: a port or a socket file
 //! - [`security`]: certificates and the job's token
-//! - [`socket_file`]: connections of one host, by memory that both processes share
+//! - [`socket_file`]: connections between processes of one host, through memory that both share
 //! - [`stream`]: messages on an HTTP/2 body, without copies of their payloads
 //! - [`transport`]: addresses, and the gRPC settings of both ends
 
@@ -24,13 +24,13 @@ use crate::security::{Remote, Security};
 
 /// The network by which peers are reached: the system's, or a simulated one.
 pub trait Network: fmt::Debug + Send + Sync {
-    /// Connects.
+    /// Connects to a peer.
     fn connect(&self, remote: Remote) -> Connecting;
 
     /// Returns a channel that connects when it is used, and again after the connection breaks.
     fn connect_lazily(&self, remote: Remote) -> Channel;
 
-    /// Returns the credentials of callers, and those that they demand of their peers.
+    /// Returns the credentials of this process, and those that it demands of its peers.
     fn security(&self) -> &Security;
 }
 

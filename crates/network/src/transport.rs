@@ -99,7 +99,7 @@ impl FromStr for Listen {
 /// Reads an address to listen on: `IP:PORT`, `NAME:PORT` with a name of this host, or `:PORT` for all interfaces.
 ///
 /// # Errors
-/// Says what was expected.
+/// If `text` is not such an address. The error says what was expected.
 pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);

@@ -1,4 +1,4 @@
-//! Functions of each element.
+//! Element-wise functions.
 
 use std::f64::consts;
 
@@ -11,7 +11,7 @@ use crate::operation::{Function, apply};
 use crate::simd::{Element, extend_with, extend_with_pairs};
 use crate::storage::{check_float, computed_here, elements, slice, with_type};
 
-/// A function of each element that a layer may apply to its result.
+/// An element-wise function that a layer may apply to its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activation {
     /// Leaves the result as it is.
@@ -19,11 +19,11 @@ pub enum Activation {
     Identity,
     /// The larger of the element and 0.
     Relu,
-    /// The element between 0 and 6.
+    /// The element, limited to the range from 0 to 6.
     Relu6,
 }
 
-/// An activation as the lower and the upper limit of its result. There is no limit where one is NaN.
+/// An activation as the lower and the upper limit of its result. NaN stands for no limit.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<T> {
     low: T,
@@ -63,7 +63,7 @@ impl Activation {
         }
     }
 
-    /// Returns the activation of each element, by candle's operations.
+    /// Returns the activation of each element, computed by candle's operations.
     pub(crate) fn elsewhere(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Identity => Ok(x.clone()),
@@ -75,8 +75,9 @@ impl Activation {
 
 /// Returns the larger of each element and 0.
 ///
-/// On the CPU, in `f32` and `f64`, it is PyTorch's: the gradient is 0 where the result is 0, and NaN stays NaN.
-/// Elsewhere it is candle's: the gradient is 1 where the element is exactly 0, and NaN may become 0.
+/// On the CPU, in `f32` and `f64`, this does the same as PyTorch: the gradient is 0 where the result is 0, and NaN
+/// stays NaN. Elsewhere it does the same as candle: the gradient is 1 where the element is exactly 0, and NaN may
+/// become 0.
 ///
 /// # Errors
 /// candle's.
@@ -86,8 +87,9 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 
 /// Returns each element, limited to the range from 0 to 6.
 ///
-/// On the CPU, in `f32` and `f64`, it is PyTorch's: the gradient is 0 where the result is 0 or 6, and NaN stays NaN.
-/// Elsewhere it is candle's: the gradient is half of the result's where the element is exactly 0 or 6.
+/// On the CPU, in `f32` and `f64`, this does the same as PyTorch: the gradient is 0 where the result is 0 or 6, and NaN
+/// stays NaN. Elsewhere it does the same as candle: where the element is exactly 0 or 6, the gradient is half of the
+/// result's gradient.
 ///
 /// # Errors
 /// candle's.
@@ -95,10 +97,11 @@ pub fn relu6(x: &Tensor) -> Result<Tensor> {
     activate(x, Activation::Relu6)
 }
 
-/// Returns `x · Φ(x)`, where Φ is the normal distribution: GELU by the error function, as in PyTorch.
+/// Returns `x · Φ(x)`, where Φ is the cumulative distribution function of the standard normal distribution: GELU with
+/// the exact error function, as in PyTorch.
 ///
 /// # Errors
-/// If `x` has integers, or candle's.
+/// If `x` is of an integer type, or candle's.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     check_float(x)?;
     match computed_here(&[x]) {
@@ -141,7 +144,7 @@ pub(crate) fn before<T: Element>(activation: Activation, result: &[T], gradient:
     before_limits(activation.limits(), result, gradient)
 }
 
-/// Returns the gradient of each argument of the limits, given the results and their gradient.
+/// Returns the gradient of each element before it was limited, given the limited elements and their gradient.
 #[pulp::with_simd(before_limits = Arch::new())]
 #[inline(always)]
 fn before_limits_simd<S: Simd, T: Element>(
@@ -226,7 +229,7 @@ impl CustomOp2 for AddRelu {
     }
 }
 
-/// Returns Φ(x), where Φ is the normal distribution, and `exp(-x²/2)`.
+/// Returns Φ(x), the cumulative distribution function of the standard normal distribution, and `exp(-x²/2)`.
 #[inline(always)]
 fn normal_and_exponential<T: Element>(x: T) -> (T, T) {
     let half = T::from_f64(0.5);

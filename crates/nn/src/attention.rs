@@ -15,8 +15,8 @@ use crate::simd::Element;
 use crate::softmax::{self, softmax};
 use crate::storage::{computed_here, with_type};
 
-/// Multi-head attention of a sequence to itself: `projection`, which makes queries, keys and values of the inputs (in
-/// this order, as PyTorch's `in_proj`), and `output`.
+/// Multi-head self-attention, with two linear layers. `projection` makes queries, keys and values of the inputs, in
+/// this order, as PyTorch's `in_proj` does. `output` is applied to the result of the attention.
 #[derive(Clone, Debug)]
 pub struct Attention {
     projection: Linear,
@@ -40,8 +40,9 @@ impl Attention {
         })
     }
 
-    /// Returns what each position of inputs of shape `[samples, length, size]` takes from the others. The mask, which
-    /// broadcasts to `[samples, heads, length, length]`, is added before the softmax: `-inf` hides a key from a query.
+    /// Returns the result of the attention for inputs of shape `[samples, length, size]`, in the same shape. The mask
+    /// broadcasts to `[samples, heads, length, length]` and is added to the scores before the softmax: `-inf` hides a
+    /// key from a query.
     ///
     /// # Errors
     /// If the shapes do not fit, or candle's.
@@ -74,8 +75,8 @@ impl Attention {
     }
 }
 
-/// The operation between the two projections: `[samples, length, 3 · size]` becomes `[samples, length, size]`. One head
-/// after the other is computed in place, without the copies that candle's operations make of queries, keys and values.
+/// The operation between the two linear layers: `[samples, length, 3 · size]` becomes `[samples, length, size]`. It
+/// computes one head after the other, and reads queries, keys and values in place. candle's operations would copy them.
 struct Heads {
     number: usize,
     /// Samples, length, and the size of a head.
@@ -98,7 +99,7 @@ const ROLES: [Role; 3] = [Role::Query, Role::Key, Role::Value];
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     storage: &'a CpuStorage,
-    /// The place of the first element in the storage.
+    /// The index of the first element in the storage.
     start: usize,
     width: usize,
 }
@@ -193,7 +194,7 @@ impl Heads {
     }
 }
 
-/// Returns the layout of matrices with rows for columns.
+/// Returns the layout of the transposed matrices.
 fn transposed((storage, layout): (&CpuStorage, Layout)) -> Result<(&CpuStorage, Layout)> {
     Ok((storage, layout.transpose(1, 2)?))
 }

@@ -1,4 +1,4 @@
-//! The backward pass that keeps the gradients of variables.
+//! The backward pass, in which layers store the gradients of variables themselves.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,8 +12,8 @@ use candle_core::{
 
 use crate::storage::{computed_here, with_type};
 
-/// Returns the same gradients as `loss.backward()`. It is faster if layers of this crate made the loss: they store the
-/// gradient of a variable as soon as they have it, while candle first makes zeros and adds the gradient to them. A
+/// Returns the same gradients as `loss.backward()`. It is faster if layers of this crate computed the loss: they store
+/// the gradient of a variable as soon as they have it, while candle first makes zeros and adds the gradient to them. A
 /// backward pass that runs within another one, for example to recompute activations, must call this function too.
 ///
 /// # Errors
@@ -24,16 +24,18 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
 
 /// Takes the gradients of variables while a backward pass runs.
 pub trait Watch {
-    /// Takes the complete gradient of a variable: no later layer of this crate adds to it. A pass names each variable at most once.
+    /// Takes the complete gradient of a variable: no later layer of this crate adds to it. A pass calls this at most
+    /// once for each variable.
     ///
     /// # Errors
     /// If it cannot take the gradient. The pass then fails.
     fn complete(&self, variable: TensorId, gradient: &Tensor) -> Result<()>;
 }
 
-/// Returns the same gradients as [`backward`], and passes the gradient of each variable to `watch` once it is complete. candle does not
-/// report completion, so this covers only variables that layers of this crate use on the CPU. If candle's own operations use
-/// one of them too, the returned gradient is another tensor than `watch` took: compare their ids.
+/// Returns the same gradients as [`backward`], and passes the gradient of each variable to `watch` once it is complete.
+/// candle does not report completion, so `watch` gets only the gradients of variables that layers of this crate use on
+/// the CPU. If candle's own operations use such a variable too, the returned gradient is another tensor than the one
+/// that `watch` got: compare their ids.
 ///
 /// # Errors
 /// candle's, or those of `watch`.
@@ -50,8 +52,8 @@ fn run(loss: &Tensor, watched: Option<Watched>) -> Result<GradStore> {
     Ok(gradients)
 }
 
-/// Returns the gradients of a number of which only the gradient with respect to `outputs` is known, as [`backward`] does. So the
-/// backward pass of a model can be made in parts, each on another thread or device.
+/// Returns the same gradients as [`backward`], for a scalar of which only the gradient with respect to `outputs` is
+/// known. So the backward pass of a model can be split into parts, each on another thread or device.
 ///
 /// # Errors
 /// If the gradient does not have the shape of the outputs, or candle's.
@@ -70,7 +72,8 @@ pub fn backward_from(outputs: &Tensor, gradient: &Tensor) -> Result<GradStore> {
     backward(&(outputs * gradient)?.sum_all()?)
 }
 
-/// A number with a given gradient. Its value does not matter, so nothing is computed.
+/// An operation with a scalar result, for which the gradient of the operand is given. The value of the result does not
+/// matter, so nothing is computed.
 struct Given(Tensor);
 
 impl CustomOp1 for Given {
@@ -104,7 +107,7 @@ struct Kept {
 /// The variables of a pass, and the receiver of their gradients.
 struct Watched {
     watch: Rc<dyn Watch>,
-    /// The place of each tensor in the pass: one comes after all tensors that were computed from it.
+    /// The index of each tensor in the order of the pass. A tensor comes after all tensors that were computed from it.
     places: HashMap<TensorId, usize>,
     /// The variables that lack a complete gradient, the next one last.
     variables: Vec<TensorId>,
@@ -122,7 +125,8 @@ impl Watched {
         }
     }
 
-    /// Returns the next variable that neither `node` nor an operation still to come uses.
+    /// Takes the next variable whose gradient is complete: neither `node` nor an operation after it in the pass uses
+    /// the variable.
     fn next_complete(&mut self, node: &Tensor) -> Option<TensorId> {
         let reached = self.places.get(&node.id())?;
         let before = |variable: &mut TensorId| self.places.get(variable) < Some(reached);
@@ -130,7 +134,8 @@ impl Watched {
     }
 }
 
-/// Layers store gradients in [`KEPT`] while this value exists. It holds the state of the pass around this one, if any.
+/// While this value exists, layers store gradients in [`KEPT`]. The value holds the state of the enclosing pass, if
+/// there is one.
 struct Scope(Option<Kept>);
 
 impl Scope {
@@ -151,8 +156,9 @@ impl Drop for Scope {
     }
 }
 
-/// Stores the gradient of a variable in [`KEPT`], or returns it, for candle to store. The layer has computed `node` from `arg`. If
-/// `arg` does not depend on a variable, as with the inputs of the first layer, its gradient is not computed.
+/// Computes the gradient of `arg`, from which a layer has computed `node`. During [`backward`], stores the gradient of
+/// a variable in [`KEPT`]; otherwise returns the gradient, for candle to store. If `arg` does not depend on a variable,
+/// like the inputs of the first layer, computes no gradient.
 pub(crate) fn keep(
     node: &Tensor,
     arg: &Tensor,

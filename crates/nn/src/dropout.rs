@@ -8,8 +8,8 @@ use crate::operation::{Function, apply};
 use crate::simd::Element;
 use crate::storage::{check_float, computed_here};
 
-/// The random numbers by which elements are dropped, a function of the seed, the step and the worker's rank: a step
-/// that is computed again drops the same elements.
+/// The random numbers that select the dropped elements. They are a function of the seed, the step and the worker's
+/// rank, so a step that is computed again drops the same elements.
 #[derive(Clone, Debug)]
 pub struct DropoutStream(ChaCha8Rng);
 
@@ -31,11 +31,11 @@ impl From<ChaCha8Rng> for DropoutStream {
     }
 }
 
-/// Sets each element to 0 with probability `rate`, and divides the others by `1 - rate`. Without a stream, which is
-/// evaluation, it returns the inputs.
+/// Sets each element to 0 with probability `rate`, and divides the others by `1 - rate`. Without a stream, as in
+/// evaluation, returns the inputs.
 ///
 /// # Errors
-/// If the rate is not from 0 to below 1, if the inputs are integers, or candle's.
+/// If the rate is below 0, or not below 1, if the inputs are integers, or candle's.
 pub fn dropout(inputs: &Tensor, rate: f64, stream: Option<&mut DropoutStream>) -> Result<Tensor> {
     if !(0.0..1.0).contains(&rate) {
         bail!("a dropout rate is from 0 to below 1, not {rate}");

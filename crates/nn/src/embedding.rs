@@ -34,8 +34,9 @@ impl Embedding {
         Ok(Self { weight })
     }
 
-    /// Returns the vectors of `ids`: `u32` of shape `[...]` make a result of `[..., size]`. The gradient adds them up
-    /// in the order of the ids, so it is the same in each run.
+    /// Returns the vectors of `ids`, which have the type `u32`: ids of shape `[...]` give a result of shape `[...,
+    /// size]`. On the CPU, the gradients of an id's vector are added up in the order of the ids, so the sum is the same
+    /// in each run.
     ///
     /// # Errors
     /// If an id is not below `rows` (on the CPU), if the ids are not `u32`, or candle's.

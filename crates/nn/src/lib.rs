@@ -1,13 +1,13 @@
-//! Layers and losses for candle models, right in their gradients and fast on the CPU. A model of your own may use them,
-//! next to candle's.
+//! Layers and losses for candle models, with correct gradients and fast on the CPU. Your own models may use them beside
+//! candle's.
 //!
 //! Some of candle's own layers have a wrong gradient (`max_pool2d`) or none (`LayerNorm`, `softmax_last_dim`). Others
-//! walk over an activation once for the bias and again for ReLU, make each weight's gradient transposed, move pictures
-//! around for a convolution, and add each gradient to zeros before it is kept. On the CPU that costs as much as the
-//! arithmetic, or several times as much. The layers here have forward and backward passes of their own on the CPU, in
-//! `f32` and `f64`, and [`backward()`] keeps the gradients of variables as they are made. Elsewhere (on a GPU, in other
-//! types) the same functions call candle's operations, and avoid those with wrong gradients. Convolutions of `bf16` and
-//! `f16` on the CPU are computed here too, in `f32`.
+//! read and write an activation once for the bias and again for ReLU, compute the gradient of each weight transposed,
+//! rearrange pictures for a convolution, and add each gradient to zeros. On the CPU, this costs as much time as the
+//! arithmetic, or several times as much. The layers here have their own forward and backward passes on the CPU, in
+//! `f32` and `f64`, and [`backward()`] stores the gradients of variables as the layers compute them. Elsewhere (on a
+//! GPU, in other types) the same functions call candle's operations, and avoid those with wrong gradients. Convolutions
+//! of `bf16` and `f16` on the CPU are computed here too, in `f32`.
 //!
 //! Gradients are checked against finite differences and against PyTorch. With the same number of threads, a
 //! computation gives the same bits in each run.

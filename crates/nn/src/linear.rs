@@ -210,8 +210,8 @@ fn finish_transposed<T: Element>(product: &[T], bias: &[T], limits: Limits<T>) -
     result
 }
 
-/// Returns the gradient of each argument of the limits, and the gradient of the bias: the sum over the rows of `outputs`
-/// elements.
+/// Returns the gradient of each sum before the activation, and the gradient of the bias: these gradients, summed over
+/// all rows of `outputs` elements.
 #[pulp::with_simd(finish_backward = Arch::new())]
 #[inline(always)]
 fn finish_backward_simd<S: Simd, T: Element>(
@@ -224,8 +224,8 @@ fn finish_backward_simd<S: Simd, T: Element>(
     with_sums(result, gradient, outputs, |y, g| limits.gradient(y, g))
 }
 
-/// Returns the gradient of each argument of GELU, and the gradient of the bias: the sum over the rows of `outputs`
-/// elements.
+/// Returns the gradient of each argument of GELU, and the gradient of the bias: these gradients, summed over all rows
+/// of `outputs` elements.
 #[pulp::with_simd(finish_gelu_backward = Arch::new())]
 #[inline(always)]
 fn finish_gelu_backward_simd<S: Simd, T: Element>(
@@ -237,8 +237,8 @@ fn finish_gelu_backward_simd<S: Simd, T: Element>(
     with_sums(arguments, gradient, outputs, |x, g| g * gelu_slope(x))
 }
 
-/// Returns `of(value, gradient)` for each pair of elements, and the sums of the results over the rows of `outputs` elements.
-/// One pass over the memory computes both.
+/// Returns `of(value, gradient)` for each pair of elements, and these results summed over all rows of `outputs`
+/// elements. One pass over the memory computes both.
 #[inline(always)]
 fn with_sums<T: Element>(
     values: &[T],

@@ -71,7 +71,7 @@ impl CrossEntropy {
         Ok(T::from_f64(sum / targets.len() as f64))
     }
 
-    /// Returns `(softmax - 1 at the target) / samples`, times the gradient of the loss.
+    /// Returns `(softmax - smoothed target) / samples`, times the gradient of the loss.
     fn gradient<T: WithDType>(
         &self,
         logits: &Tensor,
@@ -98,7 +98,7 @@ impl CrossEntropy {
     }
 }
 
-/// Returns the largest value of a row, and the sum of `exp(x - largest)` over it.
+/// Returns the largest value of a row, and the sum of `exp(x - largest)` over the row.
 fn exponentials<T: WithDType>(row: &[T]) -> (f64, f64) {
     let numbers = || row.iter().map(|x| x.to_f64());
     let largest = numbers().fold(f64::NEG_INFINITY, f64::max);
@@ -147,8 +147,8 @@ pub fn binary_cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor>
     Kind::BinaryCrossEntropy.apply(logits, targets)
 }
 
-/// Returns `-t log σ(x) - (1 - t) log(1 - σ(x))` of each element, in the form `max(x, 0) - x t + log(1 + exp(-|x|))`, which
-/// does not overflow: logits `x` and targets `t` of the same shape and type.
+/// Returns `-t log σ(x) - (1 - t) log(1 - σ(x))` of each element, for logits `x` and targets `t` of the same shape and
+/// type. It is computed as `max(x, 0) - x t + log(1 + exp(-|x|))`, which does not overflow.
 ///
 /// # Errors
 /// candle's, among them those of shapes or types that differ.
@@ -222,7 +222,7 @@ impl Kind {
         }
     }
 
-    /// Returns the derivatives by the output and by the target.
+    /// Returns the derivatives with respect to the output and to the target.
     fn slopes(self, x: f64, t: f64) -> (f64, f64) {
         match self {
             Self::BinaryCrossEntropy => (1.0 / (1.0 + (-x).exp()) - t, -x),

@@ -1,4 +1,4 @@
-//! Sums of vectors and of the products of their pairs, as models of categories use them.
+//! Sums of vectors, and of the products of pairs of vectors, for models of categorical data.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
@@ -24,9 +24,9 @@ pub fn sum_of_vectors(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Returns the sum of the products of all pairs of each sample's vectors: `[samples, vectors, size]` makes `[samples, 1]`.
-/// It is half the difference between the square of their sum and the sum of their squares (Rendle, "Factorization
-/// Machines", ICDM 2010, lemma 3.1).
+/// Returns the sum of the dot products of all pairs of each sample's vectors: `[samples, vectors, size]` makes
+/// `[samples, 1]`. It is half the difference between the square of the vectors' sum and the sum of their squares
+/// (Rendle, "Factorization Machines", ICDM 2010, lemma 3.1).
 ///
 /// # Errors
 /// If `x` has another rank, or candle's.
@@ -126,7 +126,7 @@ impl CustomOp1 for Pairs {
     }
 }
 
-/// Adds vectors of the length of `sum` to it.
+/// Adds all vectors to `sum`. Each vector has the length of `sum`.
 #[pulp::with_simd(add_all = Arch::new())]
 #[inline(always)]
 fn add_all_simd<S: Simd, T: Element>(_: S, vectors: &[T], sum: &mut [T]) {
@@ -137,7 +137,7 @@ fn add_all_simd<S: Simd, T: Element>(_: S, vectors: &[T], sum: &mut [T]) {
     }
 }
 
-/// Returns the sum of the products of all pairs of vectors. `sums` is scratch memory of twice their length.
+/// Returns the sum of the dot products of all pairs of vectors. `sums` is scratch memory of twice a vector's length.
 #[pulp::with_simd(pairs = Arch::new())]
 #[inline(always)]
 fn pairs_simd<S: Simd, T: Element>(_: S, vectors: &[T], sums: &mut [T]) -> T {

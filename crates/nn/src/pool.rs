@@ -8,19 +8,19 @@ use crate::simd::{Element, Sum};
 use crate::storage::computed_here;
 use crate::windows::Windows;
 
-/// The windows of a pooling: as many rows as columns, a step, and a border around the picture.
+/// The windows of a pooling: squares at regular distances, in a picture with a border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool2d {
-    /// The rows and the columns of a window.
+    /// The number of rows, and of columns, of a window.
     pub kernel: usize,
     /// The distance from one window to the next.
     pub stride: usize,
-    /// The rows and columns added at each side. They have no part in a maximum, and are zeros in an average.
+    /// The number of rows and columns added at each side. They do not count in a maximum, and are zeros in an average.
     pub padding: usize,
 }
 
 impl Pool2d {
-    /// Returns windows next to each other, without a border.
+    /// Returns adjacent windows, without a border.
     pub fn new(kernel: usize) -> Self {
         Self {
             kernel,
@@ -63,7 +63,7 @@ impl Pool2d {
         (self.kernel as f64).powi(2)
     }
 
-    /// Returns the inputs of a window along an axis.
+    /// Returns the range of inputs of a window along an axis.
     fn window(&self, output: usize, input: usize) -> std::ops::Range<usize> {
         let start = output * self.stride;
         let end = (start + self.kernel)
@@ -76,9 +76,9 @@ impl Pool2d {
 /// Returns the largest value of each window of pictures of shape `[samples, channels, rows, columns]`. Rows and columns
 /// that do not fill a window are left out.
 ///
-/// On the CPU, in `f32` and `f64`, it is PyTorch's: the first of several equal values has the gradient, and the result
-/// of a window with a NaN is NaN. Elsewhere candle's operations compute it: equal values share the gradient, not always
-/// evenly, and a NaN may be lost.
+/// On the CPU, in `f32` and `f64`, this does the same as PyTorch: the first of several equal values gets the gradient,
+/// and the result of a window with a NaN is NaN. Elsewhere candle's operations compute it: equal values share the
+/// gradient, not always evenly, and a NaN may be lost.
 ///
 /// # Errors
 /// If the windows do not fit the pictures, or candle's.
@@ -155,7 +155,8 @@ impl Pool {
         inputs.elem_count() == 0 || !computed_here(&[inputs])
     }
 
-    /// Computes the result with candle's operations: `join` makes one value of two, and `border` fills the padding.
+    /// Computes the result with candle's operations: `join` combines two values, and `border` is the value of the
+    /// padding.
     fn elsewhere(
         &self,
         inputs: &Tensor,
@@ -177,7 +178,7 @@ impl Pool {
         Ok(result)
     }
 
-    /// Returns whether the windows are the pairs of rows and columns, which is the most frequent case.
+    /// Returns whether the windows are adjacent squares of 2 by 2 pixels, the most frequent case.
     fn in_pairs(&self) -> bool {
         self.windows == Pool2d::new(2)
     }
@@ -290,7 +291,7 @@ fn is_nan<T: Element>(x: T) -> bool {
     x != x
 }
 
-/// Gives each gradient to the first of four inputs, from two rows, that is as large as the result.
+/// Gives each gradient to the first of the four inputs of a window, in two rows, that is as large as the result.
 fn give_to_largest<T: Element>(inputs: &[T], result: &[T], gradient: &[T], of_inputs: &mut [T]) {
     let width = inputs.len() / 2;
     let (above, below) = inputs.split_at(width);

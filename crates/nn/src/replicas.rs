@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use candle_core::Result;
 
-/// The replicas of a model that compute a step together, each with samples of its own.
+/// The replicas of a model that compute a step together. Each has its own samples.
 pub trait Replicas: Send + Sync {
-    /// Makes each element the sum of all replicas' elements at its place, with the same bits on each replica. All replicas call
-    /// this in the same order, with vectors of the same lengths.
+    /// Replaces each element by the sum of the elements at the same index on all replicas. All replicas get bitwise
+    /// equal sums. All must make the same calls in the same order, with vectors of the same lengths.
     ///
     /// # Errors
     /// If another replica has failed or is gone.
@@ -20,7 +20,7 @@ pub trait Replicas: Send + Sync {
 #[derive(Clone)]
 pub(crate) struct Share {
     pub(crate) replicas: Arc<dyn Replicas>,
-    /// The samples of this replica, which are its weight in the mean over all replicas.
+    /// The number of this replica's samples: its weight in the mean over all replicas.
     pub(crate) samples: f64,
 }
 
@@ -35,11 +35,13 @@ thread_local! {
     static SHARE: RefCell<Option<Share>> = const { RefCell::new(None) };
 }
 
-/// Calls `compute`, which makes the forward and the backward pass of a batch of so many samples. In it, on this thread,
-/// [`BatchNorm`](crate::BatchNorm) in training normalises by the mean and the variance over the batches of all `replicas`.
+/// Calls `compute`, which makes the forward and the backward pass of a batch of `samples` samples. While it runs, each
+/// [`BatchNorm`](crate::BatchNorm) in training on this thread normalises by the mean and the variance over the batches
+/// of all `replicas`.
 ///
-/// Each replica takes the gradient of its own loss, the mean over its own samples. The mean of all replicas' gradients, weighted by
-/// their samples, is then the gradient of the mean loss over all samples. A replica without samples makes no pass.
+/// Each replica computes the gradient of its own loss, the mean over its own samples. The mean of all replicas'
+/// gradients, weighted by their samples, is then the gradient of the mean loss over all samples. A replica without
+/// samples makes no pass.
 pub fn synchronised<R>(
     replicas: Arc<dyn Replicas>,
     samples: usize,

@@ -1,9 +1,10 @@
 //! SIMD vectors of `f32` and `f64`. The `pulp` crate chooses the instructions of the CPU at run time: AVX-512, AVX2 or
 //! NEON.
 //!
-//! A loop that should use these instructions is a function with the attribute [`pulp::with_simd`], or an implementation of
-//! [`WithSimd`], and is `#[inline(always)]`. Do not pass such a loop to `Arch::dispatch` as a closure: the compiler inlines
-//! only a small closure into the function with the instructions, and compiles a larger closure for the oldest CPU.
+//! A loop that should use these instructions is a function with the attribute [`pulp::with_simd`], or an implementation
+//! of [`WithSimd`], and is `#[inline(always)]`. Do not pass such a loop to `Arch::dispatch` as a closure. The compiler
+//! inlines only a small closure into the function with the instructions, and compiles a larger closure for the oldest
+//! CPU.
 
 use candle_core::WithDType;
 use pulp::{Simd, WithSimd};

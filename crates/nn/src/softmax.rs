@@ -61,7 +61,8 @@ pub(crate) fn forward_simd<S: Simd, T: Element>(_: S, rows: &mut [T], size: usiz
     }
 }
 
-/// Replaces the gradient of the result of [`forward`] by the gradient of its rows. `result` is the result of [`forward`].
+/// Replaces the gradient of the rows that [`forward`] returned by the gradient of the rows that it was given. `result`
+/// is what it returned.
 #[pulp::with_simd(backward = Arch::new())]
 #[inline(always)]
 pub(crate) fn backward_simd<S: Simd, T: Element>(

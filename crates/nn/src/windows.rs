@@ -1,19 +1,19 @@
-//! The windows of pictures by candle's operations, for devices on which this crate does not compute.
+//! Windows of pictures, computed by candle's operations for devices on which this crate does not compute.
 
 use candle_core::{Result, Tensor};
 
 /// Windows of pictures of shape `[samples, channels, rows, columns]`.
 pub(crate) struct Windows {
-    /// The pictures with a border, long enough for a whole number of steps from each place in a window.
+    /// The pictures with a border, large enough for a whole number of steps from each place in a window.
     padded: Tensor,
-    /// The number of windows along each axis, and the distance from one to the next.
+    /// The number of windows along each axis, and the distance from one window to the next.
     counts: [usize; 2],
     steps: [usize; 2],
 }
 
 impl Windows {
-    /// Returns `counts` windows along each axis of the pictures, of `reach` pixels each. `border` is the value of `padding` pixels around the
-    /// pictures.
+    /// Returns `counts` windows along each axis of the pictures, of `reach` pixels each. The pictures get a border of
+    /// `padding` pixels with the value `border`.
     pub(crate) fn new(
         pictures: &Tensor,
         counts: [usize; 2],
@@ -35,7 +35,8 @@ impl Windows {
         })
     }
 
-    /// Returns the values of all windows at one place in the window, of shape `[samples, channels, windows, windows]`.
+    /// Returns the pixels at the same place of all windows, of shape `[samples, channels, rows of windows, columns of
+    /// windows]`.
     pub(crate) fn at(&self, row: usize, column: usize) -> Result<Tensor> {
         let ([rows, columns], [down, right]) = (self.counts, self.steps);
         let (samples, channels, _, _) = self.padded.dims4()?;
@@ -49,7 +50,7 @@ impl Windows {
     }
 }
 
-/// Adds rows or columns of a value before and after pictures.
+/// Adds rows or columns with this value before and after pictures.
 fn bordered(x: &Tensor, dim: usize, before: usize, after: usize, value: f64) -> Result<Tensor> {
     let border = |count| {
         let mut shape = x.dims().to_vec();

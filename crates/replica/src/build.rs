@@ -10,7 +10,7 @@ use variables::Variables;
 
 use super::error::ReplicaError;
 
-/// Returns the type of numbers in a job's matrix products and convolutions.
+/// Returns the data type in which a job computes matrix products and convolutions.
 pub fn precision(job: &Job) -> DType {
     match job.model.precision {
         Precision::F32 => DType::F32,
@@ -24,11 +24,11 @@ pub struct Built {
     pub variables: Variables,
     /// The tables that the model has asked for.
     pub tables: ModelTables,
-    /// The model over them.
+    /// The model, which uses these variables and tables.
     pub model: Box<dyn Model>,
 }
 
-/// The places on which a model is built.
+/// The devices on which a model is built.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The device of variables that belong to no stage.
@@ -54,10 +54,11 @@ impl Place {
     }
 }
 
-/// Builds a job's model for its data, with initial values, those of `model.init_from` first.
+/// Builds a job's model for its data. Variables have the values in the file `model.init_from`, if the job names one and
+/// the file has them, and otherwise the initial values that the model asks for.
 ///
 /// # Errors
-/// The model's, those of the file with initial values, or [`ReplicaError::Pattern`].
+/// Those of the model and of the file with initial values, [`ReplicaError::Pattern`] or [`ReplicaError::TablePattern`].
 pub fn build(
     job: &Job,
     registry: &Registry,
@@ -92,7 +93,8 @@ pub fn build(
     })
 }
 
-/// Refuses a pattern that matches no variable, of a group or of `model.init_except`, or no table: it would have no effect.
+/// Refuses patterns without effect: a pattern of a group or of `model.init_except` that matches no variable, or a
+/// pattern of `tables` that matches no table.
 fn check_patterns(
     job: &Job,
     variables: &Variables,

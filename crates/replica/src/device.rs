@@ -24,7 +24,7 @@ pub enum Choice {
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU of that number.
+    /// The GPU with this index.
     Cuda(usize),
 }
 
@@ -43,7 +43,7 @@ pub enum DeviceError {
         plain(source)
     )]
     Cuda {
-        /// The GPU's number.
+        /// The GPU's index.
         index: usize,
         /// candle's error.
         source: candle_core::Error,
@@ -53,7 +53,7 @@ pub enum DeviceError {
         "{0:?} is no limit of memory; expected a size such as 8GiB or 512MiB, or 8GiB/reserved to take it at once"
     )]
     Size(String),
-    /// The device has no memory of its own.
+    /// The text gives the CPU a limit of memory.
     #[error(
         "{0:?} limits the memory of the CPU, which is not possible here; leave the limit out, or limit the process"
     )]
@@ -61,7 +61,7 @@ pub enum DeviceError {
     /// The memory of a GPU cannot be limited like this.
     #[error("the memory of cuda:{index} cannot be limited: {problem}")]
     Limit {
-        /// The GPU's number.
+        /// The GPU's index.
         index: usize,
         /// The problem.
         problem: String,
@@ -109,7 +109,7 @@ impl Choices {
     /// Opens the devices.
     ///
     /// # Errors
-    /// As [`open`], or [`DeviceError::Limit`] if a GPU is named with a limit and without.
+    /// Those of [`open`], or [`DeviceError::Limit`] if one GPU is named both with a limit and without one.
     pub fn open(&self) -> Result<Vec<Device>, DeviceError> {
         let devices = self.0.iter().map(|one| open(one.choice));
         let devices: Vec<Device> = devices.collect::<Result<_, _>>()?;
@@ -117,11 +117,12 @@ impl Choices {
         Ok(devices)
     }
 
-    /// Opens the devices for a process that trains: limits apply to it, and memory that is free again stays with it. If a GPU is named several
-    /// times, its tensors may take the sum of its limits.
+    /// Opens the devices for training: this process obeys the limits of memory, and keeps freed GPU memory for its next
+    /// tensors. If a GPU is named several times, its limit is the sum of the limits.
     ///
     /// # Errors
-    /// As [`Self::open`], or [`DeviceError::Limit`] if the process has another limit already, or the driver refuses it.
+    /// Those of [`Self::open`], or [`DeviceError::Limit`] if this process already uses a GPU with another limit, or if
+    /// the driver refuses the limit.
     pub fn open_to_train(&self) -> Result<Vec<Device>, DeviceError> {
         let devices = self.open()?;
         let limits = self.limits(&devices)?;
@@ -168,7 +169,7 @@ impl Choices {
         Ok(limits)
     }
 
-    /// Returns the devices, with this limit for each that has none and may be a GPU.
+    /// Sets this limit for each device that may be a GPU and has no limit.
     #[must_use]
     pub fn limited(mut self, limit: Option<MemoryLimit>) -> Self {
         let may_be_gpus = self.0.iter_mut().filter(|one| one.choice != Choice::Cpu);
@@ -218,7 +219,7 @@ impl fmt::Display for Choices {
 /// Opens a device.
 ///
 /// # Errors
-/// [`DeviceError::Cuda`] if a GPU was asked for that cannot be used.
+/// [`DeviceError::Cuda`] if the requested GPU cannot be used.
 pub fn open(choice: Choice) -> Result<Device, DeviceError> {
     match choice {
         Choice::Cpu => Ok(Device::Cpu),
@@ -229,8 +230,9 @@ pub fn open(choice: Choice) -> Result<Device, DeviceError> {
     }
 }
 
-/// Returns a device with one queue for the work of all threads. Otherwise candle gives each thread a queue of its own on a GPU, and a thread
-/// could read numbers before another one has computed them.
+/// Returns a device with one CUDA stream for all threads. By default, candle gives each thread its own stream, so a
+/// thread could read the memory of a GPU before another thread's operation has written it. A device that is no GPU is
+/// returned as it is.
 ///
 /// # Errors
 /// [`DeviceError::Cuda`] if the GPU does not answer.
@@ -242,7 +244,7 @@ pub fn with_one_queue(device: &Device) -> Result<Device, DeviceError> {
     }
 }
 
-/// Returns a device's name in the form in which it is requested.
+/// Returns a device's name, in the form in which a CPU or a CUDA device is requested.
 pub fn name(device: &Device) -> String {
     match device.location() {
         DeviceLocation::Cpu => "cpu".to_owned(),

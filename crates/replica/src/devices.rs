@@ -1,5 +1,6 @@
-//! Several replicas as one, each on a device of its own. The samples of a step are shared out among them, and the mean of their
-//! gradients is the gradient of all. `share` is what each has of a step; `gpus` adds up gradients on the GPUs.
+//! A worker's replicas, each on its own device, behind the interface of one replica. They share out the samples of a
+//! step. The gradient of the step is the mean of their gradients, weighted by samples. `share`: a replica's share of a
+//! step; `gpus`: sums of gradients on the GPUs.
 
 mod gpus;
 mod share;
@@ -41,7 +42,7 @@ impl DeviceReplicas {
     /// Reads the data and builds the model for each device.
     ///
     /// # Errors
-    /// If either fails, or [`ReplicaError::Devices`] for a strategy or a model that takes one device.
+    /// If either fails, or [`ReplicaError::Devices`] if the devices do not fit the job or the model.
     pub async fn start(
         job: &Arc<Job>,
         registry: &Registry,
@@ -50,8 +51,8 @@ impl DeviceReplicas {
         Self::start_on_threads(job, registry, devices, None).await
     }
 
-    /// Starts replicas as [`Self::start`] does. Those on CPUs share `threads` threads, or [`threads::number`] if it is none. With
-    /// `model-parallel` the stages use the process's pool.
+    /// Starts replicas as [`Self::start`] does. Replicas on CPUs share `threads` threads, or [`threads::number`]
+    /// threads if it is `None`. With `model-parallel`, the stages use the process's thread pool.
     ///
     /// # Errors
     /// See [`Self::start`].
@@ -131,7 +132,7 @@ impl DeviceReplicas {
         &self.replicas[0]
     }
 
-    /// Returns the share of each replica that has samples of a step.
+    /// Returns each replica's share of a step, without the shares that have no samples.
     fn shares(&self, all: Positions) -> impl Iterator<Item = Share<'_>> {
         let shares = self.replicas.iter().enumerate();
         let shares = shares.map(move |(number, replica)| self.share(all, number, replica));
@@ -151,7 +152,8 @@ impl DeviceReplicas {
         }
     }
 
-    /// Returns the mean of what the replicas have computed, each with its part of the samples.
+    /// Returns the mean of the losses, and the clipped mean of the gradients. Each result has a weight: the replica's
+    /// part of the samples.
     fn mean(&self, computed: Vec<(f64, Computed)>) -> Computed {
         let loss = computed.iter().map(|(part, computed)| part * computed.loss);
         let loss = loss.sum();
@@ -170,7 +172,7 @@ impl DeviceReplicas {
         }
     }
 
-    /// Copies the values of the replica that makes updates to those that make none.
+    /// Copies the first replica's values to the replicas that make no updates.
     async fn copy_values(&self) -> Result<(), ReplicaError> {
         let others = &self.replicas[self.keepers().len()..];
         if others.is_empty() {
@@ -186,7 +188,8 @@ impl DeviceReplicas {
     }
 }
 
-/// Starts a replica on each device. Those on CPUs share `threads` threads, or [`threads::number`] if it is none.
+/// Starts a replica on each device. Replicas on CPUs share `threads` threads, or [`threads::number`] threads if it is
+/// `None`.
 async fn start_each(
     job: &Arc<Job>,
     registry: &Registry,
@@ -302,7 +305,7 @@ impl Mirror for DeviceReplicas {
         Ok(memory)
     }
 
-    /// The first replica alone makes it, and the others copy its values.
+    /// Only the first replica makes the update. The others copy its values.
     async fn make_update(
         &self,
         values: Vec<f32>,
@@ -344,7 +347,7 @@ impl Mirror for DeviceReplicas {
         Ok(self.mean(computed?))
     }
 
-    /// Only a single replica fills buckets: a worker adds up the gradients of several before it sends any.
+    /// Returns false for several replicas, because a worker adds up their gradients before it sends any.
     fn fills_buckets(&self) -> bool {
         matches!(&self.replicas[..], [one] if one.fills_buckets())
     }

@@ -7,7 +7,7 @@ use model::candle_error::plain;
 use model::input::{BatchError, InputError};
 use variables::VariablesError;
 
-/// The error of a replica. None of these passes by itself.
+/// The error of a replica. No variant is transient.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicaError {
@@ -17,7 +17,7 @@ pub enum ReplicaError {
     /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A pattern of the job, of a group or of `model.init_except`, matches no variable.
+    /// A pattern of a group or of `model.init_except` matches no variable.
     #[error(
         "the pattern {pattern:?} of `groups` or `model.init_except` matches no variable of the model; its variables are {variables:?}"
     )]
@@ -37,7 +37,7 @@ pub enum ReplicaError {
         /// The names of the model's tables.
         tables: Vec<String>,
     },
-    /// The devices do not fit the job, or several have failed to add up.
+    /// The devices do not fit the job, or an operation of several devices has failed.
     #[error("{0}")]
     Devices(String),
     /// A model cannot be cut into the stages that the job wants.
@@ -54,7 +54,7 @@ pub enum ReplicaError {
     /// Values do not fit the variables.
     #[error(transparent)]
     Variables(#[from] VariablesError),
-    /// Replicas compute together, and nothing in the model asks for it.
+    /// The job wants synchronised batch normalisation, but no layer of the model with this name takes part in it.
     #[error(
         "`strategy.batch_norm = \"synchronised\"` has no effect on the model {0:?}: no layer in it is an `nn::BatchNorm` that trains; leave the setting out, or use that layer in place of another batch normalisation"
     )]
@@ -62,7 +62,7 @@ pub enum ReplicaError {
     /// candle failed while computing.
     #[error("the model failed: {}", plain(.0))]
     Compute(#[from] candle_core::Error),
-    /// The model, or what reads its data, has panicked.
+    /// The model has panicked, or the thread that reads its data.
     #[error("the model panicked: {0}")]
     Panicked(String),
     /// The thread could not be started.
@@ -71,7 +71,7 @@ pub enum ReplicaError {
 }
 
 impl ReplicaError {
-    /// Returns whether the device was out of memory. candle passes on the driver's text.
+    /// Returns whether a device ran out of memory, judged by the driver's text, which candle's error contains.
     pub fn is_out_of_memory(&self) -> bool {
         let text = self.to_string().to_ascii_lowercase();
         ["out of memory", "out_of_memory"]

@@ -16,9 +16,9 @@ pub const EVALUATION_BATCH: u64 = 256;
 
 /// An evaluation that is under way.
 pub struct Evaluating {
-    /// The samples that are evaluated.
+    /// The number of samples evaluated so far.
     done: u64,
-    /// The sum of their losses.
+    /// The sum of the losses of these samples.
     loss: f64,
     accumulators: Vec<(String, Box<dyn Metric>)>,
     /// The next samples, with the rows of each table that they want.
@@ -38,7 +38,7 @@ impl Evaluating {
         }
     }
 
-    /// Reads the next samples. Returns the rows that they want; none if all samples are evaluated.
+    /// Reads the next samples. Returns the rows of tables that they want, or `None` if all samples are evaluated.
     pub fn next(
         &mut self,
         held_out: &mut dyn Samples,
@@ -58,7 +58,7 @@ impl Evaluating {
         Ok(Some(wants))
     }
 
-    /// Adds the model's outputs for samples to the loss and to the metrics.
+    /// Adds a batch, for which the model has these outputs, to the loss and to the metrics.
     pub fn add(
         &mut self,
         model: &dyn Model,

@@ -1,5 +1,5 @@
-//! The gradients of a step on their way from the replica to the strategy: the replica fills buckets while it computes, and the strategy
-//! takes each as soon as it is full.
+//! The gradients of a step on their way from the replica to the strategy. The replica fills buckets while it computes.
+//! It sends a bucket as soon as this bucket and all before it are full.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use tokio::sync::mpsc;
 
 use variables::{BucketPlan, sum_of_squares_times};
 
-/// Returns both ends of a step's buckets. Each gradient is multiplied by `factor`. `memory` is used again.
+/// Returns both ends of a step's buckets. Each gradient is multiplied by `factor`. The buckets reuse the vectors of
+/// `memory`.
 pub fn filling(
     plan: &Arc<BucketPlan>,
     mut memory: Vec<Vec<f32>>,
@@ -36,14 +37,14 @@ pub fn filling(
     (filling, Filled(filled))
 }
 
-/// The elements reserved behind a bucket for counts.
+/// The spare capacity of each bucket, in elements. The strategy appends counts there.
 const SPARE: usize = 8;
 
-/// The buckets of a step, as the replica sees them.
+/// The replica's end of a step's buckets, which it fills with gradients.
 #[derive(Debug)]
 pub struct Filling {
     plan: Arc<BucketPlan>,
-    /// The vector of each bucket that is not sent yet.
+    /// The vector of each bucket; empty once it is sent.
     vectors: Vec<Vec<f32>>,
     /// The number of gradients that each bucket lacks.
     missing: Vec<usize>,
@@ -53,17 +54,19 @@ pub struct Filling {
     full: mpsc::Sender<Vec<f32>>,
 }
 
-/// The receiving end of a step's buckets, which arrive in order. If it closes before the last one, the replica has failed.
+/// The strategy's end of a step's buckets, which arrive in order. If it closes before the last bucket, the replica has
+/// failed.
 #[derive(Debug)]
 pub struct Filled(mpsc::Receiver<Vec<f32>>);
 
 impl Filling {
-    /// Returns the plan.
+    /// Returns the plan of the buckets.
     pub fn plan(&self) -> &Arc<BucketPlan> {
         &self.plan
     }
 
-    /// Takes the gradient of a variable. This is called once for each. Returns the sum of its elements' squares.
+    /// Takes the gradient of a variable, once for each variable that is not frozen. Returns the sum of the squares of
+    /// its elements, without the factor.
     pub fn fill(&mut self, variable: usize, gradient: &[f32]) -> f64 {
         let (bucket, place) = self.plan.place(variable);
         if place.is_empty() {
@@ -75,7 +78,7 @@ impl Filling {
         squares
     }
 
-    /// Sends buckets of zeros, because there are no samples.
+    /// Sends all buckets with zeros, for a step without samples.
     pub fn fill_with_zeros(mut self) {
         for vector in &mut self.vectors {
             vector.fill(0.0);
@@ -95,7 +98,7 @@ impl Filling {
 }
 
 impl Filled {
-    /// Waits for the next bucket.
+    /// Waits for the next bucket. Returns `None` if no bucket follows.
     pub async fn next(&mut self) -> Option<Vec<f32>> {
         self.0.recv().await
     }

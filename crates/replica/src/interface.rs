@@ -23,7 +23,7 @@ pub struct Prepared {
     wants: Vec<Want>,
     /// The wants of a batch that is still being assembled.
     assembling: Option<oneshot::Receiver<Vec<Want>>>,
-    /// The parts of a batch that several replicas prepare.
+    /// The parts of the batch, if several replicas prepare it.
     parts: Vec<Prepared>,
 }
 
@@ -38,7 +38,7 @@ impl Prepared {
         }
     }
 
-    /// Returns a batch in several parts, which wants what they want.
+    /// Returns a batch in several parts. It wants the values that any part wants.
     pub(super) fn of_parts(positions: Positions, parts: Vec<Prepared>) -> Self {
         Self {
             parts,
@@ -84,7 +84,7 @@ pub struct Computing {
 }
 
 impl Computing {
-    /// Returns the computation of a step on these positions, which ends with `computed`.
+    /// Returns the computation of a step on these positions. `computed` returns its result.
     pub fn new(
         positions: Positions,
         step: Step,
@@ -97,7 +97,7 @@ impl Computing {
         }
     }
 
-    /// Returns whether it computes this step on these positions.
+    /// Returns whether this is the computation of this step on these positions.
     pub fn is_of(&self, positions: Positions, step: Step) -> bool {
         (self.positions, self.step) == (positions, step)
     }
@@ -114,18 +114,19 @@ impl Computing {
 /// A part of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvaluationPart {
-    /// The first samples. An evaluation that was not finished is dropped.
+    /// Begins an evaluation, and reads the first samples. Drops an evaluation that was not finished.
     First,
-    /// The samples after the previous part. The values that the previous answer wanted must be loaded.
+    /// Evaluates the samples that the previous call has read, and reads the next. The values that the previous answer
+    /// wants must be loaded.
     Next,
 }
 
 /// The answer to a part of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Evaluation {
-    /// What the samples of the part want, beside the dense variables.
+    /// The values that the samples just read want, beside the dense variables.
     Wants(Vec<Want>),
-    /// All samples are evaluated: the means.
+    /// All samples are evaluated: the mean loss, and the metrics.
     Done(Metrics),
 }
 
@@ -138,7 +139,7 @@ pub struct Description {
     pub tables: Vec<TableSpec>,
     /// The number of samples to train on.
     pub training_samples: u64,
-    /// The number of samples that are held out.
+    /// The number of held-out samples.
     pub evaluation_samples: u64,
     /// The SHA-256 of the samples; empty for data that workers do not compare.
     pub data_digest: Bytes,
@@ -147,22 +148,23 @@ pub struct Description {
 /// A worker's copy of the model, with its data.
 #[async_trait(?Send)]
 pub trait Replica {
-    /// Returns its variables and the sizes of its data.
+    /// Returns the model's variables and tables, and the sizes of its data.
     fn description(&self) -> &Description;
 
     /// Starts to assemble a batch. Several batches may be prepared ahead of their computation.
     async fn prepare(&self, positions: Positions) -> Prepared;
 
-    /// Writes values into the variables, and keeps rows of tables for the next batch, in the order of the calls. May be called during a computation: the values count for later ones. An
-    /// error is returned by the next computation.
+    /// Writes values into the variables, and keeps rows of tables for the next batch. Calls take effect in order. A
+    /// call during a computation takes effect after it. If values cannot be loaded, the next computation returns the
+    /// error.
     async fn load(&self, parts: Vec<Part>);
 
-    /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
-    /// order in which they were prepared; one that is passed over is dropped.
+    /// Computes the loss and the gradients of the prepared batch with these positions. Batches must be computed in the
+    /// order in which they were prepared. A batch that is skipped is dropped.
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError>;
 
-    /// Begins to compute as [`Self::compute`] does, without waiting for the result. The replica computes after all earlier calls.
-    /// Returns none if it cannot, which is the default.
+    /// Begins a computation like [`Self::compute`], after all earlier calls, and does not wait for the result. Returns
+    /// `None` if the replica does not support this, as by default.
     async fn begin(&self, _: Positions, _: Step) -> Option<Computing> {
         None
     }
@@ -170,15 +172,15 @@ pub trait Replica {
     /// Begins or continues an evaluation on the held-out samples.
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError>;
 
-    /// Returns the values with which the variables were created, whatever has been written since.
+    /// Returns the values with which the variables were created, even if they have been overwritten since.
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError>;
 
-    /// Returns the replica as one that keeps the values itself, if it can.
+    /// Returns the additional interface for strategies without servers; `None` by default.
     fn mirror(&self) -> Option<&dyn Mirror> {
         None
     }
 
-    /// Writes the variables to a safetensors file, and what the columns of a table were fitted to beside it
-    /// (`transforms.json`).
+    /// Writes the variables to a safetensors file. Beside it, writes the parameters that were fitted to the columns of
+    /// the data (`transforms.json`).
     async fn save(&self, path: PathBuf) -> Result<(), ReplicaError>;
 }

@@ -1,15 +1,16 @@
 //! The worker's copy of the model, with its data.
 //!
-//! - `interface`: what the training step and strategies ask of a replica; `step`: a step, and its result
-//! - `mirror`: what strategies without servers ask of it besides; `mirrored`: how the thread does it
-//! - `devices`: several replicas as one, each on a device of its own
+//! - `interface`: the interface between replicas and strategies; `step`: a step, and its result
+//! - `mirror`: the additional interface for strategies without servers; `mirrored`: its implementation on the model's
+//!   thread
+//! - `devices`: a worker's replicas, one on each device, behind the interface of one replica
 //! - `pipeline`: a model in stages on several devices
-//! - `neighbours`: the ways to the workers with the other stages of a model
-//! - `rounds`: sums over the replicas of a step in the middle of their passes
-//! - `filling`: gradients that leave in the middle of a backward pass
+//! - `neighbours`: the channels to the workers that have the other stages of a model
+//! - `rounds`: sums over all replicas of a step, in the middle of their passes
+//! - `filling`: buckets of gradients that are sent during the backward pass
 //! - `thread`: a candle model on a thread of its own; `build`: the model, its variables and tables
-//! - `reader`: the thread that reads its batches; `evaluating`: an evaluation, part by part
-//! - `error`: the errors of all of these
+//! - `reader`: the thread that reads the batches; `evaluating`: an evaluation, part by part
+//! - `error`: the errors of replicas
 //! - [`device`]: the device to compute on; [`threads`]: the number of threads of a process
 
 mod build;

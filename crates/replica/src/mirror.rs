@@ -1,4 +1,4 @@
-//! The interface of replicas that keep the values themselves.
+//! The interface of replicas for strategies without servers: they keep the values themselves.
 
 use std::ops::Range;
 
@@ -14,37 +14,39 @@ use super::neighbours::Neighbours;
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
 
-/// A replica that keeps the values between steps, with the optimizer's state: all replicas of a job hold the same bits.
+/// A replica that keeps the values and the optimizer's state between steps. All replicas of a job have bitwise equal
+/// values.
 #[async_trait(?Send)]
 pub trait Mirror {
-    /// Returns the replica on the first device. It alone evaluates, has stages of a model, and shares out the optimizer's state with
-    /// other workers.
+    /// Returns the replica on the first device. Only this replica evaluates, has stages of a model, and shares out the
+    /// optimizer's state with other workers.
     fn first(&self) -> &dyn FirstReplica;
 
-    /// Updates the values by the gradient of the step before `made`, which has the elements of all variables that are not
-    /// frozen. Returns the memory of the gradient.
+    /// Updates the values with a gradient, which has the elements of all variables that are not frozen. The values then
+    /// have the steps `made`. Returns the gradient's memory for reuse.
     async fn update(
         &self,
         gradient: BucketedGradients,
         made: StepsMade,
     ) -> Result<BucketedGradients, ReplicaError>;
 
-    /// Makes the update that [`FirstReplica::prepare_update`] has prepared. `values` has the new values of all elements. Returns its
-    /// memory.
+    /// Makes the update that [`FirstReplica::prepare_update`] has prepared. `values` has the new values of all
+    /// elements. Returns the memory of `values` for reuse.
     async fn make_update(
         &self,
         values: Vec<f32>,
         made: StepsMade,
     ) -> Result<Vec<f32>, ReplicaError>;
 
-    /// Makes later updates with this factor of the learning rate.
+    /// Sets the factor by which later updates multiply the learning rate of the job.
     async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError>;
 
-    /// Notes that the values have these steps, although there was no update.
+    /// Records that the values have these steps, although there was no update.
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError>;
 
-    /// Computes as [`Replica::compute`](super::Replica::compute) does, together with `others` that compute the same step: batch
-    /// normalisation takes the mean and the variance over the samples of all. There must be samples.
+    /// Computes like [`Replica::compute`](super::Replica::compute), together with `others`, the other replicas of the
+    /// same step. Batch normalisation uses the mean and the variance over the samples of all these replicas. There must
+    /// be samples.
     async fn compute_with(
         &self,
         others: Others,
@@ -55,8 +57,8 @@ pub trait Mirror {
     /// Returns whether [`Self::compute_in_buckets`] is possible.
     fn fills_buckets(&self) -> bool;
 
-    /// Computes as [`Replica::compute`](super::Replica::compute) does, and fills buckets with the gradients meanwhile. There must be
-    /// samples.
+    /// Computes like [`Replica::compute`](super::Replica::compute), and fills buckets with the gradients during the
+    /// backward pass. There must be samples.
     async fn compute_in_buckets(
         &self,
         filling: Filling,
@@ -64,52 +66,53 @@ pub trait Mirror {
         step: Step,
     ) -> Result<InBuckets, ReplicaError>;
 
-    /// Returns the values and the optimizer's state; of a state that is shared out, only what each replica has.
+    /// Returns the values and the optimizer's state. If the job shares out the optimizer's state, returns only the part
+    /// of it that all replicas have.
     async fn state(&self) -> Result<MirrorState, ReplicaError>;
 
-    /// Takes the values of another replica. If the optimizer's state is shared out, `state` may have all of it, which is then held, or
-    /// only what each replica has.
+    /// Takes over the state of another replica. If the job shares out the optimizer's state, `state` either has all
+    /// slots, which this replica then holds, or none.
     async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError>;
 
-    /// Returns the steps that the values have; none if they are initial values, or were overwritten.
+    /// Returns the steps that the values have; `None` if they are initial values, or were overwritten.
     async fn made(&self) -> Result<Option<StepsMade>, ReplicaError>;
 
-    /// Returns the replica as one with gradients that can stay on its device. Returns none by default.
+    /// Returns the interface for steps with gradients that stay on the device; `None` by default.
     fn device_steps(&self) -> Option<&dyn DeviceSteps> {
         None
     }
 }
 
-/// The replica on the first device of a worker. It alone has stages of a model, evaluates, and shares out the optimizer's state with other
-/// workers. In that state, elements are numbered over all variables that are not frozen; in vectors of slots, those of an element follow each
-/// other.
+/// The replica on the first device of a worker. Only this replica has stages of a model, evaluates, and shares out the
+/// optimizer's state with other workers. In that state, indices of elements count over all variables that are not
+/// frozen. A vector of slots has all slots of the first element, then those of the second, and so on.
 #[async_trait(?Send)]
 pub trait FirstReplica {
-    /// Exchanges the weights and their moving averages, if the job keeps averages.
+    /// Swaps the weights with their moving averages, if the job keeps averages.
     async fn swap_averages(&self) -> Result<(), ReplicaError>;
 
-    /// Returns the gradients of the newest step that was computed in buckets, as [`Replica::compute`](super::Replica::compute) does. They are
-    /// kept until the next command on the values.
+    /// Returns the gradients of the newest step that was computed in buckets, in the form in which
+    /// [`Replica::compute`](super::Replica::compute) returns them. They are kept until the next command on the values.
     async fn bucketed_gradients(&self) -> Result<Vec<Elements>, ReplicaError>;
 
-    /// Returns the variables with gradients that were complete before the backward pass ended, in the order of completion. They are
-    /// those of the newest step that was computed in buckets.
+    /// Returns the indices of the variables whose gradients were complete before the backward pass ended, in the order
+    /// of completion, in the newest step that was computed in buckets.
     async fn gradient_order(&self) -> Result<Vec<usize>, ReplicaError>;
 
-    /// Prepares the update of the step before `made`. The vector has the gradient of the elements that this replica holds; afterwards
-    /// it has their new values. Nothing else changes, and a later update may be prepared instead. Without a gradient the step
-    /// changes no values. [`Mirror::make_update`] makes it.
+    /// Prepares an update: returns the new values of the elements that this replica holds, in the vector with their
+    /// gradient. The values do not change until [`Mirror::make_update`] makes the update. The next call replaces it.
+    /// The values will then have the steps `made`. `None` prepares a step that changes no values.
     async fn prepare_update(
         &self,
         gradient: Option<Vec<f32>>,
         made: StepsMade,
     ) -> Result<Vec<f32>, ReplicaError>;
 
-    /// Returns the slots and the prepared update that this replica has.
+    /// Describes the slots and the prepared update that this replica has.
     async fn held(&self) -> Result<Held, ReplicaError>;
 
-    /// Returns the slots of a range of elements at these values, the present ones or those of the prepared update. They are those of the
-    /// present share, or of the one before.
+    /// Returns the slots of a range of elements: those that belong to the present values, or, if `of` names the values
+    /// of the prepared update, those after this update. If `before`, returns the slots of the previous share.
     async fn slots(
         &self,
         range: Range<usize>,
@@ -117,8 +120,9 @@ pub trait FirstReplica {
         before: bool,
     ) -> Result<Vec<f32>, ReplicaError>;
 
-    /// Replaces the ranges of elements that this replica holds, in this share. `slots` has the slots of each range; `None` gives them their
-    /// initial values. A prepared update is given up. The slots before are kept until an update is made with these.
+    /// Replaces the share that this replica holds by `share`, which has these ranges of elements. `slots` has the slots
+    /// of each range; with `None`, they are initial. A prepared update can no longer be made. The previous slots, and
+    /// that update, are kept for [`Self::slots`] until the next update.
     async fn hold(
         &self,
         share: SlotShare,
@@ -126,29 +130,33 @@ pub trait FirstReplica {
         slots: Option<Vec<Vec<f32>>>,
     ) -> Result<(), ReplicaError>;
 
-    /// Returns the values with these slots of all elements, in the form of a replica that has all of the state.
+    /// Returns the values with `slots`, the slots of all elements, in the form that [`Mirror::state`] has if the job
+    /// does not share out the optimizer's state.
     async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError>;
 
-    /// Forgets the values, because no member has some of the slots that belong to them.
+    /// Forgets which steps the values have, and their slots. This is called if no member has some of the slots that
+    /// belong to the values.
     async fn forget(&self) -> Result<(), ReplicaError>;
 
-    /// Returns the replica as one that can compute some stages of the model. Returns none by default.
+    /// Returns the interface for steps that compute some stages of the model; `None` by default.
     fn stages(&self) -> Option<&dyn StageSteps> {
         None
     }
 }
 
-/// A replica that computes some stages of the model, while others of its stage group compute the rest.
+/// A replica that computes some stages of the model. Other workers of its stage group compute the rest.
 #[async_trait(?Send)]
 pub trait StageSteps {
-    /// Returns the number of devices.
+    /// Returns the number of devices of this worker.
     fn devices(&self) -> usize;
 
-    /// Takes a place in a stage group, from 0, and with it stages; or gives all stages back.
+    /// Takes the place with this index in a stage group, and with it some of the stages. `None` gives the place and the
+    /// stages back.
     async fn take_place(&self, place: Option<usize>) -> Result<(), ReplicaError>;
 
-    /// Computes as [`Replica::compute`](super::Replica::compute) does, together with the other workers of the stage group. There must be
-    /// samples. The loss and the norm are those of the group; the gradients of variables of other workers' stages have no elements.
+    /// Computes like [`Replica::compute`](super::Replica::compute), together with the other workers of the stage group.
+    /// There must be samples. The loss and the norm are those of the whole group. The gradients of variables in other
+    /// workers' stages have no elements.
     async fn compute_in_stages(
         &self,
         neighbours: Neighbours,
@@ -157,54 +165,57 @@ pub trait StageSteps {
     ) -> Result<Computed, ReplicaError>;
 }
 
-/// A replica that can make steps with gradients that stay in the memory of its device.
+/// A replica that can make steps with gradients that stay in the device's memory.
 #[async_trait(?Send)]
 pub trait DeviceSteps {
     /// Returns whether the device has memory of its own, so that steps on it need fewer copies.
     fn saves_copies(&self) -> bool;
 
-    /// Computes as [`Replica::compute`](super::Replica::compute) does, and keeps the gradients of variables until the next step or command on
-    /// the values. There must be samples.
+    /// Computes like [`Replica::compute`](super::Replica::compute), but keeps the gradients of variables on the device
+    /// until the next step or command on the values. There must be samples.
     async fn compute_on_device(
         &self,
         positions: Positions,
         step: Step,
     ) -> Result<Computed, ReplicaError>;
 
-    /// Updates the values by the kept gradients, for the step before `made`.
+    /// Updates the values with the kept gradients. The values then have the steps `made`.
     async fn update_on_device(&self, made: StepsMade) -> Result<(), ReplicaError>;
 
     /// Returns the kept gradients.
     async fn gradients_on_device(&self) -> Result<Vec<Elements>, ReplicaError>;
 
-    /// Returns the replica as one of a group with the replicas of other workers. Returns none by default.
+    /// Returns the interface for sums among the devices of several workers; `None` by default.
     fn device_group(&self) -> Option<&dyn DeviceGroup> {
         None
     }
 }
 
-/// A replica on a device that can add up gradients with the devices of other workers, without a copy on the host. If a member of the group
-/// dies, the operations of the others may never return. Dropping their futures cancels them.
+/// A replica whose device can add up gradients with the devices of other workers, without a copy on the host. If a
+/// member of the group dies, the operations of the other members may never return. Dropping a future cancels its
+/// operation.
 #[async_trait(?Send)]
 pub trait DeviceGroup {
-    /// Returns the name of the device, which no other device has.
+    /// Returns a name that no other device has, on any machine.
     fn device(&self) -> String;
 
     /// Returns the id of a new group.
     async fn new_group(&self) -> Result<Bytes, GroupError>;
 
-    /// Joins a group as one of `ranks` replicas, and leaves the one before. Returns once all have joined.
+    /// Leaves the present group, and joins the group `id` as rank `rank` of `ranks`. Returns once all ranks have
+    /// joined.
     async fn join_group(&self, id: Bytes, rank: usize, ranks: usize) -> Result<(), GroupError>;
 
     /// Leaves the group, if the replica is in one.
     async fn leave_group(&self) -> Result<(), ReplicaError>;
 
-    /// Replaces the kept gradients by the sum of all replicas' gradients, each times its `part`. A replica with the part 0 adds zeros, whatever
-    /// it keeps. After an error or a cancellation the replica is in no group, and the kept gradients are undefined.
+    /// Replaces the kept gradients by the sum over the group, in which each replica multiplies its gradients by its
+    /// `part`. A replica with the part 0 adds zeros, even if it keeps no gradients. After an error or a cancellation,
+    /// the replica is in no group, and the kept gradients are undefined.
     async fn add_up(&self, part: f64) -> Result<(), GroupError>;
 }
 
-/// The failure of an operation of several workers' devices.
+/// The failure of an operation on the devices of several workers.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// This replica or its device has failed.
@@ -215,7 +226,7 @@ pub enum GroupError {
     Peer(ReplicaError),
 }
 
-/// The result of a step with gradients that are in buckets.
+/// The result of a step whose gradients are in buckets.
 #[derive(Debug)]
 pub struct InBuckets {
     /// The result, without the gradients of variables.
@@ -234,69 +245,70 @@ impl InBuckets {
     }
 }
 
-/// The part that a replica has of an optimizer's state that is shared out.
+/// A replica's part of the optimizer's state, in a job that shares it out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// The values of the replica; none if they are initial values, or were overwritten.
+    /// The replica's values; `None` if they are initial values, or were overwritten.
     pub values: Option<ValuesId>,
-    /// The number of updates that made them.
+    /// The number of updates that made the values.
     pub updates: u64,
-    /// The slots that it holds.
+    /// The share of the slots that the replica holds.
     pub share: Option<SlotShare>,
     /// The values that the prepared update would make.
     pub prepared: Option<ValuesId>,
-    /// The slots that it held before these, if it has made no update since.
+    /// The share that the replica held before `share`; `None` if it has made an update since.
     pub share_before: Option<SlotShare>,
-    /// The values that an update with those would have made.
+    /// The values that the update prepared with the previous share would have made.
     pub prepared_before: Option<ValuesId>,
-    /// The memory of the slots.
+    /// The memory of the held slots, without moving averages.
     pub slot_bytes: usize,
 }
 
-/// The slots that a replica holds.
+/// A share of the slots, as a replica holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotShare {
-    /// The values that they belong to.
+    /// The values to which the slots belong.
     pub of: ValuesId,
-    /// The rank to which they were given.
+    /// The rank that got this share.
     pub rank: usize,
-    /// The number of ranks.
+    /// The number of ranks among which the slots were shared out.
     pub ranks: usize,
 }
 
-/// Values of a run: those that a ring has made with a step, or has begun with.
+/// The identity of values within a run. A ring has made these values in a step, or has begun with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ValuesId {
     /// The ring.
     pub ring: Epoch,
-    /// The number of steps that they have.
+    /// The number of steps that the values have.
     pub clock: Clock,
 }
 
 /// The values of a replica, and the optimizer's state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MirrorState {
-    /// The elements of all variables in the order of their numbers, then all slots.
+    /// The elements of all variables, in order; then, for each variable, its slots, unless the job shares them out, and
+    /// its moving averages.
     pub values: Vec<f32>,
-    /// The number of updates that made them.
+    /// The number of updates that made the values.
     pub updates: u64,
-    /// The ring that made them, or that has begun with them.
+    /// The ring that made the values, or that began with them.
     pub made_in: Epoch,
 }
 
 /// The steps that a replica's values have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepsMade {
-    /// The run that made them.
+    /// The run that made the steps.
     pub run: RunNumber,
-    /// The ring that made the newest of them.
+    /// The ring that made the newest of these steps.
     pub ring: Epoch,
-    /// Their number.
+    /// The number of steps.
     pub clock: Clock,
 }
 
 impl StepsMade {
-    /// Returns the values that the newest of these steps makes.
+    /// Returns the identity of the values that the newest of these steps makes.
     pub(crate) fn values(&self) -> ValuesId {
         ValuesId {
             ring: self.ring,

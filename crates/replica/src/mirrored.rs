@@ -1,4 +1,4 @@
-//! The values of a model replica that keeps them itself, on its thread.
+//! The values of a model replica that keeps them itself. They live on the model's thread.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use variables::{
 use super::error::ReplicaError;
 use super::mirror::{Held, MirrorState, SlotShare, StepsMade, ValuesId};
 
-/// Where the answer to a command goes.
+/// Takes the answer to a command.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
 type Act = dyn FnOnce(Result<Values, VariablesError>) + Send;
 
-/// A command of strategies without servers: an act on the values.
+/// A command of a strategy without servers: a function of the values.
 pub(super) struct MirrorCommand(Box<Act>);
 
 impl MirrorCommand {
-    /// The command that does this, and answers.
+    /// Returns a command that calls `act`, and sends the result to `reply`.
     pub(super) fn new<T: Send + 'static>(
         act: impl FnOnce(&mut Values) -> Result<T, VariablesError> + Send + 'static,
         reply: Reply<T>,
@@ -50,10 +50,12 @@ struct Steps {
     made: Option<StepsMade>,
     /// The ring that made the values, or that has begun with them.
     made_in: Epoch,
-    /// The slots that it has, if the job shares them out.
+    /// The share of the slots that the replica holds, if the job shares them out or the state of another replica had
+    /// all.
     share: Option<SlotShare>,
     prepared: Option<Prepared>,
-    /// The slots that it had before, until it makes a step with the present ones: other members may not have theirs yet.
+    /// The previous slots, until the next step with the present ones: other members may not have received their shares
+    /// yet.
     before: Option<Before>,
     /// True while the variables have averages in place of weights.
     swapped: bool,
@@ -61,16 +63,16 @@ struct Steps {
     overwritten: bool,
 }
 
-/// A step that is prepared.
+/// A prepared step.
 #[derive(Clone, Copy)]
 struct Prepared {
-    /// The values that it makes.
+    /// The values that the step makes.
     values: ValuesId,
-    /// True if it changes values.
+    /// True if the step changes values.
     updates: bool,
 }
 
-/// Slots that a replica had before those that it has now.
+/// The slots that a replica held before its present ones.
 struct Before {
     share: SlotShare,
     prepared: Option<Prepared>,
@@ -78,8 +80,8 @@ struct Before {
 }
 
 impl Mirrored {
-    /// Executes a command on the variables of a job with so many training samples. Returns whether the variables no longer have their
-    /// initial values.
+    /// Executes a command on the variables of a job with `samples` training samples. Returns true if the variables no
+    /// longer have their initial values.
     pub(super) fn serve(
         &mut self,
         MirrorCommand(act): MirrorCommand,
@@ -91,7 +93,7 @@ impl Mirrored {
         self.steps.overwritten
     }
 
-    /// Returns the values of a job with so many training samples.
+    /// Returns the values. Creates the optimizer of a job with `samples` training samples if there is none yet.
     pub(super) fn values<'a>(
         &'a mut self,
         job: &Job,
@@ -110,7 +112,7 @@ impl Mirrored {
     }
 }
 
-/// The values of a replica, and all that belongs to them.
+/// A replica's values, with the optimizer and the steps that they have.
 pub(super) struct Values<'a> {
     optimizer: &'a mut LocalOptimizer,
     variables: &'a Variables,
@@ -118,7 +120,7 @@ pub(super) struct Values<'a> {
 }
 
 impl Values<'_> {
-    /// Updates the values. Returns the memory of the gradient.
+    /// Updates the values. Returns the gradient's memory for reuse.
     pub(super) fn update(
         &mut self,
         mut gradient: BucketedGradients,
@@ -131,7 +133,7 @@ impl Values<'_> {
         Ok(gradient)
     }
 
-    /// Updates the values by gradients in the device's memory.
+    /// Updates the values with gradients in the device's memory.
     pub(super) fn update_on_device(
         &mut self,
         groups: &Arc<UpdateGroups>,
@@ -180,7 +182,7 @@ impl Values<'_> {
         }
     }
 
-    /// Takes the values of another replica, with all slots or without.
+    /// Takes over the state of another replica, with all slots or with none.
     pub(super) fn set_state(
         &mut self,
         state: &MirrorState,
@@ -205,9 +207,8 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Returns the steps that the values contain; none if they are initial values or were overwritten. If an evaluation
-    /// has exchanged the weights for their averages and the membership ended before they were exchanged back, puts the
-    /// weights back first.
+    /// Returns the steps that the values have; `None` if they are initial values or were overwritten. If an evaluation
+    /// was abandoned while averages stood in place of the weights, puts the weights back first.
     pub(super) fn made(&mut self) -> Result<Option<StepsMade>, VariablesError> {
         if std::mem::take(&mut self.steps.swapped) {
             self.optimizer.swap_averages(self.variables)?;
@@ -222,7 +223,7 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Prepares a step. Returns the new values of the held elements.
+    /// Prepares a step. Returns the new values of the held elements, or an empty vector if there is no gradient.
     pub(super) fn prepare(
         &mut self,
         gradient: Option<Vec<f32>>,
@@ -241,7 +242,7 @@ impl Values<'_> {
         Ok(values)
     }
 
-    /// Makes the prepared step. Returns the memory of the values.
+    /// Makes the prepared step. Returns the memory of `values` for reuse.
     pub(super) fn make(
         &mut self,
         values: Vec<f32>,
@@ -283,7 +284,8 @@ impl Values<'_> {
         }
     }
 
-    /// Returns the slots of a range at these values, of the present share or of the one before.
+    /// Returns the slots of a range of elements that belong to the values `of`: the present values, or those of the
+    /// prepared update. If `before`, returns the slots of the previous share.
     pub(super) fn slots(
         &self,
         range: &Range<usize>,
@@ -300,7 +302,7 @@ impl Values<'_> {
             .slots(self.variables, slots, range, is_prepared(prepared))
     }
 
-    /// Holds these ranges from now on. The slots before are kept until a step is made.
+    /// Holds these ranges of elements from now on. The previous slots are kept until the next step.
     pub(super) fn hold(
         &mut self,
         share: SlotShare,
@@ -321,7 +323,7 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Forgets the values, and what belongs to them.
+    /// Forgets the slots, the number of updates, and which steps the values have.
     pub(super) fn forget(&mut self) {
         let overwritten = self.steps.overwritten;
         *self.steps = Steps {

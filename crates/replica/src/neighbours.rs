@@ -1,5 +1,5 @@
-//! The ways between the stages of a worker and those of its neighbours in a stage group. The replica has one end of each way. The
-//! strategy, which knows the other workers, has the other.
+//! The channels between the stages of a worker and those of its neighbours in a stage group. The replica has one end of
+//! each channel. The strategy, which has the links to the other workers, has the other end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::rounds::{Others, Rounds, rounds};
 
-/// The neighbours of a worker in a step of its stage group, as its replica sees them before its passes.
+/// The replica's side of a step in a stage group, before the passes begin.
 #[derive(Debug)]
 pub struct Neighbours {
     has_before: bool,
@@ -20,70 +20,70 @@ pub struct Neighbours {
     others: Others,
 }
 
-/// The neighbours during the passes.
+/// The replica's side of a step in a stage group, during the passes.
 #[derive(Debug)]
 pub struct Begun {
-    /// The worker with the stages before; none for the first worker.
+    /// The worker with the preceding stages; `None` for the first worker.
     pub before: Option<Neighbour>,
-    /// The worker with the stages behind; none for the last worker.
+    /// The worker with the following stages; `None` for the last worker.
     pub next: Option<Neighbour>,
-    /// All workers of the group. They add up numbers after their passes.
+    /// All other workers of the group, with which this one adds up numbers after the passes.
     pub others: Others,
 }
 
-/// The ways to and from a neighbour. If they close before a message comes, the neighbour is lost.
+/// The channels to and from a neighbour. If they close before an expected message arrives, the neighbour is lost.
 #[derive(Debug)]
 pub struct Neighbour {
     /// Takes the messages for the neighbour.
     pub to: Sender<Bytes>,
-    /// The messages of the neighbour.
+    /// The messages from the neighbour.
     pub from: Receiver<Bytes>,
-    /// The wait for the next message of the neighbour.
+    /// The replica's wait for the neighbour's next message.
     pub waits: Wait,
 }
 
-/// The strategy's side of a step. If this is dropped, the pass of the replica fails.
+/// The strategy's side of a step. If this is dropped, the replica's pass fails.
 #[derive(Debug)]
 pub struct Carrier {
-    /// The ends of the ways, once the replica begins its passes.
+    /// The strategy's ends of the channels. They arrive when the replica begins its passes.
     pub carried: oneshot::Receiver<Carried>,
-    /// The sums that the replica asks for after its passes.
+    /// The sums that the replica requests after its passes.
     pub rounds: Rounds,
 }
 
-/// The strategy's ends of the ways.
+/// The strategy's ends of all channels of a step.
 #[derive(Debug)]
 pub struct Carried {
-    /// The ends of the ways to and from the worker with the stages before.
+    /// The channels to and from the worker with the preceding stages; `None` for the first worker.
     pub before: Option<Ends>,
-    /// The ends of the ways to and from the worker with the stages behind.
+    /// The channels to and from the worker with the following stages; `None` for the last worker.
     pub next: Option<Ends>,
-    /// The number of messages on each way: one for each micro-batch of the step.
+    /// The number of messages in each channel: one for each micro-batch of the step.
     pub messages: usize,
 }
 
-/// The ends of the ways to and from a neighbour.
+/// The strategy's ends of the channels to and from a neighbour.
 #[derive(Debug)]
 pub struct Ends {
-    /// The messages for the neighbour.
+    /// The replica's messages for the neighbour.
     pub outgoing: Receiver<Bytes>,
-    /// Takes the messages of the neighbour.
+    /// Takes the neighbour's messages for the replica.
     pub incoming: Sender<Bytes>,
-    /// The wait of the replica for the next message of the neighbour.
+    /// The replica's wait for the neighbour's next message.
     pub waits: Wait,
 }
 
-/// The wait of a thread for a message. Clones are of the same wait.
+/// The time since which a thread waits for a message, if it does. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Wait(Arc<Mutex<Option<Instant>>>);
 
 impl Wait {
-    /// Returns whether the thread has waited for so long already.
+    /// Returns true if the thread is waiting, and has waited for at least `time`.
     pub fn exceeds(&self, time: Duration) -> bool {
         self.0.lock().is_some_and(|since| since.elapsed() >= time)
     }
 
-    /// Waits, and notes it meanwhile.
+    /// Calls `wait`, and records the wait until it returns.
     pub(super) fn during<T>(&self, wait: impl FnOnce() -> T) -> T {
         *self.0.lock() = Some(Instant::now());
         let done = wait();
@@ -106,7 +106,8 @@ impl Neighbours {
         (neighbours, Carrier { carried, rounds })
     }
 
-    /// Begins the passes of a step, in which so many messages go each way. Their queues have room for all, so no sender ever waits.
+    /// Begins the passes of a step with this number of messages in each channel. A channel has room for all of them, so
+    /// no sender ever waits.
     pub fn begin(self, messages: usize) -> Begun {
         let (before, to_before) = ways(self.has_before, messages);
         let (next, to_next) = ways(self.has_next, messages);

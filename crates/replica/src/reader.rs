@@ -1,4 +1,4 @@
-//! Reads the batches of steps on a thread of its own, while the model computes on another.
+//! Reads the batches of steps on a thread of its own, while the model computes on another thread.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,25 +16,25 @@ use tokio::sync::oneshot;
 use super::error::ReplicaError;
 use super::step::Positions;
 
-/// The batches of a step.
+/// The batches of a step, or the reason why they cannot be read.
 pub(super) type Batches = Result<Assembled, ReplicaError>;
 
 /// The batches of a step, with the rows of tables that they want.
 pub(super) struct Assembled {
     pub(super) batches: Vec<Batch>,
-    /// The rows of each table.
+    /// The rows that the batches want of each table.
     pub(super) rows: Vec<Arc<WantedRows>>,
 }
 
 /// A request for the batches of a step.
 pub(super) struct Request {
     pub(super) positions: Positions,
-    /// The channel for the values that the batches want. If the batches cannot be read, it gets an empty list.
+    /// Takes the values that the batches want; an empty list if the batches cannot be read.
     pub(super) wants: oneshot::Sender<Vec<Want>>,
     pub(super) batches: oneshot::Sender<Batches>,
 }
 
-/// The model of a replica, which may be built anew while its batches are read.
+/// The model of a replica. It may be replaced by a new one while the reader uses it.
 #[derive(Clone)]
 pub(super) struct SharedModel(Arc<RwLock<Arc<dyn Model>>>);
 
@@ -52,10 +52,10 @@ impl SharedModel {
     }
 }
 
-/// The number of steps that may wait for the thread.
+/// The number of requests that may wait for the thread.
 const REQUESTS: usize = 4;
 
-/// The state of the thread.
+/// The state of the reader's thread.
 struct Reader {
     job: Arc<Job>,
     training: Box<dyn Samples>,
@@ -63,7 +63,7 @@ struct Reader {
     tables: ModelTables,
 }
 
-/// Starts the thread, which ends when its requests do.
+/// Starts the reader's thread. It ends when the sender of requests is dropped.
 ///
 /// # Errors
 /// [`ReplicaError::Thread`].
@@ -122,7 +122,7 @@ impl Reader {
         Ok(Assembled { batches, rows })
     }
 
-    /// Returns the values that the batches of a step want together.
+    /// Returns all values that the batches of a step want, without repetition.
     fn wants(&self, assembled: &Assembled) -> Vec<Want> {
         // A pull also waits for slower workers, so each step has one.
         let mut wants = EVERY_BATCH.to_vec();

@@ -1,5 +1,5 @@
-//! Adds up numbers of all replicas of a step during their passes. In each round a replica sends a vector through [`Others`]; the
-//! holder of [`Rounds`] replies with the sum.
+//! Sums over all replicas of a step, during their passes. In each round, each replica sends a vector through
+//! [`Others`], and the holder of [`Rounds`] replies with the sum.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ pub fn rounds() -> (Others, Rounds) {
     (others, Rounds(asked))
 }
 
-/// The other replicas of a step, as one that computes sees them.
+/// The other replicas of a step. A replica adds up vectors with them while it computes.
 #[derive(Debug)]
 pub struct Others {
     /// None once the replica takes part in no more rounds.
@@ -27,21 +27,21 @@ pub struct Others {
     made: AtomicU64,
 }
 
-/// A vector that a replica adds to those of others, and the place where it waits for the sum.
+/// A vector of a replica for a sum over all replicas.
 #[derive(Debug)]
 pub struct Round {
     /// The vector.
     pub values: Vec<f64>,
-    /// Takes the sum, which has as many elements. If it is dropped instead, the pass of the replica fails.
+    /// Takes the sum, which has the length of `values`. If this is dropped without a sum, the replica's pass fails.
     pub sum: oneshot::Sender<Vec<f64>>,
 }
 
-/// The rounds of a replica. If this is dropped, its pass fails at the next one.
+/// The rounds of a replica, for the code that adds up. If this is dropped, the replica's pass fails in its next round.
 #[derive(Debug)]
 pub struct Rounds(mpsc::Receiver<Round>);
 
 impl Rounds {
-    /// Waits for the next round. Returns none once the replica has ended its pass.
+    /// Waits for the next round. Returns `None` once the replica takes part in no more rounds.
     pub async fn next(&mut self) -> Option<Round> {
         self.0.recv().await
     }
@@ -53,7 +53,7 @@ impl Others {
         *self.asking.lock() = None;
     }
 
-    /// Tells so when the returned value is dropped, also by a panic.
+    /// Returns a guard that calls [`Self::leave`] when it is dropped, after a panic too.
     pub(super) fn leaving(&self) -> Leaving<'_> {
         Leaving(self)
     }
@@ -63,7 +63,8 @@ impl Others {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Returns a round, and the place where its sum arrives.
+    /// Begins a round: returns the channel to which the round must be sent, the round, and the receiver of its sum.
+    /// Returns `None` after [`Self::leave`].
     fn round(
         &self,
         values: Vec<f64>,
@@ -74,7 +75,7 @@ impl Others {
         Some((asking, Round { values, sum }, answer))
     }
 
-    /// Adds a vector to those of the others. Returns none if they are gone.
+    /// Returns the sum of a vector and those of the other replicas; `None` if the other replicas are gone.
     pub async fn sum(&self, values: Vec<f64>) -> Option<Vec<f64>> {
         let (asking, round, answer) = self.round(values)?;
         asking.send(round).await.ok()?;
@@ -82,7 +83,7 @@ impl Others {
     }
 }
 
-/// Tells the other replicas that one takes part in no more rounds, when it is dropped.
+/// Calls [`Others::leave`] when it is dropped.
 pub(super) struct Leaving<'a>(&'a Others);
 
 impl Drop for Leaving<'_> {
@@ -117,8 +118,9 @@ fn differs(own: usize, other: usize) -> Error {
     ))
 }
 
-/// Adds up the vectors of replicas in the order of the replicas, round by round, until all have ended their passes. One that has
-/// ended it adds nothing. The sums go on to `others`, of which these replicas are one.
+/// Adds up the vectors of `replicas`, in the order of the list, round by round, until all have ended their passes. A
+/// replica that has ended its pass adds nothing. Each sum is then added to the vectors of `others`, and all replicas
+/// get the total.
 ///
 /// # Errors
 /// If the vectors of a round have different lengths, or if the others are gone.

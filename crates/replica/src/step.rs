@@ -5,10 +5,10 @@ use std::time::Duration;
 use shared_proto::ids::Clock;
 use shared_proto::step::Gradients;
 
-/// Positions of a pass over the training data.
+/// A range of positions in a pass over the training data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Positions {
-    /// The number of the pass, from 0.
+    /// The index of the pass, from 0.
     pub data_epoch: u32,
     /// The first position.
     pub start: u64,
@@ -17,12 +17,12 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Returns whether there are none.
+    /// Returns whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.start >= self.end
     }
 
-    /// Returns the number of samples at them.
+    /// Returns the number of samples in the range.
     pub fn samples(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
@@ -33,7 +33,8 @@ impl Positions {
 pub struct Step {
     /// The number of steps that the worker has finished.
     pub clock: Clock,
-    /// The worker's number, from 0.
+    /// The worker's index, from 0. If a worker has several devices, the device's index among those of all workers. It
+    /// selects the random numbers.
     pub rank: u32,
 }
 
@@ -44,9 +45,9 @@ pub struct Computed {
     pub loss: f64,
     /// The gradients to push.
     pub gradients: Gradients,
-    /// True if the gradients were not ready when the step was closed. There are none, and no loss.
+    /// True if the step was closed before the gradients were ready. There is then neither a gradient nor a loss.
     pub late: bool,
-    /// The time outside of the passes in which the step waited for sums of gradients. It counts as push.
+    /// The time in which the step waited for sums of gradients, outside of its passes. It counts as time of the push.
     pub waited: Duration,
 }
 

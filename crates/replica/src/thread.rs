@@ -1,7 +1,11 @@
-//! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
-//! batches. `handle` sends it commands, `pass` makes the passes of a training step, `buckets` those with gradients that leave meanwhile, `on_device` those with gradients
-//! that stay on the device, `stages` those of some stages of a model; `mirror` asks the thread for what strategies without servers want.
-//! `nccl`, or `without_nccl`, adds up among GPUs; `memory` explains a lack of memory.
+//! A replica: a candle model on a thread of its own, so that candle does not block tokio. Another thread reads the
+//! batches.
+//!
+//! - `handle`: sends commands to the thread
+//! - `pass`: the passes of a training step; `buckets`: those with gradients that leave in buckets; `on_device`: those
+//!   with gradients that stay on the device; `stages`: those of some stages of a model
+//! - `mirror`: commands of strategies without servers
+//! - `nccl`, or `without_nccl`: sums among GPUs; `memory`: explains that a device has too little memory
 
 mod buckets;
 mod handle;
@@ -54,10 +58,10 @@ use model::{Objective, Pass};
 use variables::Variables;
 
 enum Command {
-    /// The batches of a step, which the reader sends.
+    /// With the channel on which the reader sends the step's batches.
     Prepare(Positions, oneshot::Receiver<Batches>),
     Load(Vec<Part>),
-    /// With the other replicas of a step that is computed together.
+    /// With the other replicas, if they compute the step together with this one.
     Compute(Positions, Step, Option<Others>, Reply<Computed>),
     ComputeInBuckets(Positions, Step, Filling, Reply<InBuckets>),
     BucketedGradients(Reply<Vec<Elements>>),
@@ -87,7 +91,7 @@ struct Thread {
     /// The evaluation that is under way.
     evaluating: Option<Evaluating>,
     device: Device,
-    /// The stages of the model, if it is cut.
+    /// The stages of the model, if it is cut into stages.
     pipeline: Option<Pipeline>,
     reader: Option<JoinHandle<()>>,
     /// The batches of steps that were prepared and not computed yet, the oldest first.
@@ -97,7 +101,7 @@ struct Thread {
     /// True if the variables no longer have their initial values.
     overwritten: bool,
     mirrored: Mirrored,
-    /// The first error of loading values since the last answer.
+    /// The first error of loading values since the last computation.
     loaded: Result<(), ReplicaError>,
 }
 
@@ -208,7 +212,7 @@ impl Thread {
         }
     }
 
-    /// Evaluates the part that was read last, and starts to read the next one. The part's rows must be loaded.
+    /// Evaluates the part that was read last, and reads the next one. The rows of the first must be loaded.
     fn evaluate(&mut self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
         std::mem::replace(&mut self.loaded, Ok(()))?;
         let mut evaluating = match (part, self.evaluating.take()) {
@@ -298,7 +302,7 @@ impl Thread {
     }
 }
 
-/// Builds a job's model on these devices, and its stages if the strategy is `model-parallel`.
+/// Builds a job's model: in stages on these devices if the strategy is `model-parallel`, otherwise on the first device.
 fn built(
     job: &Job,
     registry: &Registry,

@@ -1,4 +1,4 @@
-//! Kept states with changes.
+//! Persisted states with changes.
 
 use std::sync::OnceLock;
 
@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::events::{Call, Caller, Event, Setting};
 use super::player::Player;
 
-/// The most changes to a state.
+/// The maximum number of changes to a state.
 const MOST_EDITS: usize = 8;
 
-/// A change to a value in a kept state.
+/// A change to a value in a persisted state.
 #[derive(Arbitrary, Debug)]
 struct Edit {
-    /// The number of the value, in the order of the text.
+    /// The index of the value in the order of the text, modulo the number of values.
     at: u16,
     change: Change,
 }
@@ -26,12 +26,12 @@ enum Change {
     Float(f64),
     /// A list loses its last entry, anything else becomes null.
     Less,
-    /// A list gets its last entry twice, a text becomes longer.
+    /// A list gets its last entry twice, a string becomes longer.
     More,
     Flip,
 }
 
-/// Returns a kept state with the changes in an input.
+/// Returns a persisted state with the changes that an input describes.
 pub(super) fn edited(input: &mut Unstructured<'_>) -> arbitrary::Result<Value> {
     let states = states();
     let mut state = states[usize::from(u8::arbitrary(input)?) % states.len()].clone();
@@ -72,7 +72,7 @@ fn count(value: &Value) -> usize {
     1 + children(value).map(count).sum::<usize>()
 }
 
-/// Returns the value that comes after `after` others.
+/// Returns the value at index `after` in the order of the text. Counts `after` down.
 fn find<'a>(value: &'a mut Value, after: &mut usize) -> Option<&'a mut Value> {
     if *after == 0 {
         return Some(value);
@@ -85,7 +85,8 @@ fn find<'a>(value: &'a mut Value, after: &mut usize) -> Option<&'a mut Value> {
     }
 }
 
-/// Returns states of jobs: at the beginning, while they train, and after the loss of a server, or of a member of a ring.
+/// Returns persisted states of jobs: at the beginning, while they train, and after the loss of a server or of a member
+/// of a ring.
 fn states() -> &'static [Value] {
     static STATES: OnceLock<Vec<Value>> = OnceLock::new();
     STATES.get_or_init(|| {

@@ -4,10 +4,10 @@ use arbitrary::Arbitrary;
 use fuzz_input::Near;
 use shared_proto::job::{Job, Mode, StrategyName};
 
-/// The setting from which on the workers of a job form rings.
+/// The lowest `Setting::mode` of a job whose workers form rings.
 const RINGS: u8 = 192;
 
-/// The job.
+/// The job, and how far it is at the beginning.
 #[derive(Arbitrary, Debug, Default)]
 pub(super) struct Setting {
     mode: u8,
@@ -16,7 +16,7 @@ pub(super) struct Setting {
     steps: Option<u8>,
     run_dir: bool,
     pub(super) checkpoints: bool,
-    /// True if its members are there and train.
+    /// True if the job's members have registered and train.
     pub(super) begun: bool,
 }
 
@@ -69,23 +69,23 @@ impl Setting {
 /// One thing that happens to a coordinator.
 #[derive(Arbitrary, Debug)]
 pub(super) enum Event {
-    /// A worker does its work some times.
+    /// A worker does what it has to do next, `times % 8 + 1` times.
     Work { worker: u8, times: u8 },
-    /// The servers save and load, and the store works.
+    /// The servers write and load values, and the store works.
     Serve,
     /// A member calls.
     Call { caller: Caller, call: Call },
     /// A process registers.
     Register(Registration),
-    /// Time passes, in which some members send heartbeats.
+    /// Time passes, in which the members in the bit mask `alive` send heartbeats.
     Pass { ticks: u8, alive: u8, long: bool },
-    /// The store carries out what it was told.
+    /// The store carries out its task. It fails unless `works` is true.
     Store { works: bool },
-    /// A user stops the job.
+    /// A user stops the job or, if `other`, a job of another name.
     Stop { other: bool },
     /// Another run takes the store of checkpoints.
     TakenOver,
-    /// The coordinator restarts. It may lose what was not urgent.
+    /// The coordinator restarts. If `crash`, it loses the changes since the newest urgent one.
     Restart { crash: bool, resume_failed: bool },
     /// Another run begins with the newest checkpoint.
     NewRun,
@@ -103,7 +103,7 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// A worker, or a server, that does everything right.
+    /// Returns a worker, or a server, whose calls state everything correctly.
     pub(super) fn good(server: bool, who: u8) -> Self {
         Self {
             server,
@@ -122,13 +122,13 @@ pub(super) struct Registration {
     pub(super) who: u8,
     pub(super) process: u8,
     pub(super) attempt: u8,
-    /// The shard that a server still holds.
+    /// The shard whose values a server still has in memory.
     pub(super) holding: Option<u8>,
-    /// The memory that a server has, if it tells.
+    /// The memory of a server, in bytes; `None` if it does not state it.
     pub(super) capacity: Option<u16>,
 }
 
-/// What a member calls for.
+/// A call of a member.
 #[derive(Arbitrary, Debug)]
 pub(super) enum Call {
     Heartbeat,
@@ -206,12 +206,12 @@ impl Call {
 /// A worker's request to join the next ring.
 #[derive(Arbitrary, Debug)]
 pub(super) struct Join {
-    /// The ring of its values, and whether it has any.
+    /// The ring in which the worker got its values. `has_values` says whether it has any.
     pub(super) ring: Near,
     pub(super) has_values: bool,
-    /// The worker that it could not exchange numbers with.
+    /// The worker with which the sender could not exchange data.
     pub(super) lost: Option<u8>,
-    /// The step of which its gradient was left out.
+    /// The clock before the step in which the worker's gradient was left out.
     pub(super) skipped: Option<Near>,
 }
 
@@ -242,7 +242,7 @@ pub(super) struct Finish {
 }
 
 impl Finish {
-    /// One step, as it should be.
+    /// Returns a correct report of one step.
     pub(super) fn good() -> Self {
         Self {
             steps: Near::Expected,

@@ -1,4 +1,4 @@
-//! Calls of members: mostly those that a good member makes next.
+//! Calls of members, mostly those that a correct member makes next.
 
 use fuzz_input::Near;
 use shared_proto::blocks::VariableSpec;
@@ -15,10 +15,10 @@ use super::player::Player;
 use crate::messages::take_report;
 use crate::{Split, Work, WorkerData};
 
-/// Samples of the data.
+/// The number of training samples of a correct worker.
 const SAMPLES: u64 = 18;
 
-/// The indices of processes that have not registered.
+/// The lowest index of processes that have not registered.
 const UNKNOWN: u32 = 100;
 
 /// Returns the task of a process that has not registered.
@@ -31,7 +31,7 @@ pub(super) fn unknown(role: Role, who: u8) -> Task {
 }
 
 impl Player {
-    /// Makes a call, and checks that a refusal has changed nothing.
+    /// Makes a call, and checks that a refused call has changed nothing.
     pub(super) fn call(&mut self, caller: &Caller, call: Call) {
         let what = format!("{call:?} by {caller:?}");
         let origin = self.origin(caller, &call);
@@ -83,7 +83,7 @@ impl Player {
         }
     }
 
-    /// Lets a member write its part of a checkpoint, and load its values.
+    /// Lets a member write its part of a checkpoint and load its values, and then lets the store do its task.
     fn keep(&mut self, caller: &Caller) {
         let expected = Near::Expected;
         for call in [Call::saved(0, expected), Call::restored(0, expected)] {
@@ -93,7 +93,7 @@ impl Player {
         self.store(true);
     }
 
-    /// Returns the data that a worker holds, alone or together with the others of its ring.
+    /// Returns the data that a worker holds, alone or together with the others of its ring; `None` if it holds none.
     fn held_by(&self, task: Task) -> Option<Split> {
         match self.cluster.work_in_ring(task) {
             Some(Work::Shared { split, .. }) => Some(split),
@@ -101,7 +101,7 @@ impl Player {
         }
     }
 
-    /// Lets all servers do what they have to do next, and then the store.
+    /// Lets all servers write their parts of a checkpoint and load their values, and then lets the store do its task.
     pub(super) fn serve(&mut self) {
         for (server, shard) in [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)] {
             let caller = Caller::good(true, server);
@@ -231,7 +231,7 @@ impl Player {
         }
     }
 
-    /// Finishes steps, and checks that no more samples count than the worker holds.
+    /// Finishes steps, and checks that no more samples are counted than the worker holds.
     fn finish(&mut self, origin: &Origin, finish: &Finish) -> Result<(), Refusal> {
         let held = self.held_by(origin.task);
         let (split, start, end) = held.map_or((1, 0, 0), |held| (held.id, held.start, held.end));
@@ -374,7 +374,7 @@ fn text(wrong: bool) -> String {
     text.to_owned()
 }
 
-/// The variables of a model: good ones, large ones, and some that no job takes.
+/// Returns the variables of a model: valid ones, large ones, or some that no job accepts.
 fn variables(model: u8) -> Vec<wire::Variable> {
     let variable = |name: &str, shape: &[u64]| wire::Variable {
         name: name.to_owned(),

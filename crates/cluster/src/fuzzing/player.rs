@@ -1,4 +1,4 @@
-//! Lets events happen to a cluster, and checks what has to hold after each.
+//! Plays events on a cluster, and checks the invariants after each event.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::Record;
 use crate::limits::check_lengths;
 use crate::{CheckpointPlace, Cluster, DurableCheckpoint, Failure, SavedProgress, StoreTask};
 
-/// Processes of each role.
+/// The number of processes of each role.
 const PROCESSES: u8 = 3;
 
 const TICK: Duration = Duration::from_millis(500);
@@ -27,15 +27,15 @@ pub(super) struct Player {
     pub(super) cluster: Cluster,
     pub(super) now: Instant,
     place: Option<CheckpointPlace>,
-    /// The kept state, as it is at present.
+    /// The present state, as it is persisted.
     pub(super) kept: String,
-    /// The count of urgent changes, and the state that was kept with the newest.
+    /// The number of urgent changes, and the persisted state after the newest of them.
     urgent: (u64, String),
     counts: Counts,
     manifests: Vec<Manifest>,
 }
 
-/// Numbers that do not fall while a coordinator runs.
+/// Numbers that do not fall while a coordinator runs, unless the job goes back to a checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     steps: u64,
@@ -69,12 +69,12 @@ impl Player {
         player
     }
 
-    /// Returns the kept state.
+    /// Returns the persisted state.
     pub(super) fn state(&self) -> serde_json::Value {
         serde_json::from_str(&self.kept).expect("what was kept")
     }
 
-    /// Begins with a cluster, as a process does.
+    /// Prepares the cluster as a new coordinator process does.
     fn begin(&mut self, next: u64) {
         let mut cluster = std::mem::replace(&mut self.cluster, Cluster::new(Job::default()));
         if let Some(place) = &self.place {
@@ -89,7 +89,7 @@ impl Player {
         self.urgent = (self.cluster.changes().urgent, self.kept.clone());
     }
 
-    /// Brings the job to where its workers train.
+    /// Brings the job to the point at which its workers train.
     fn train(&mut self) {
         for (server, who) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
             self.register(&Registration {
@@ -130,7 +130,7 @@ impl Player {
         }
     }
 
-    /// Lets an event happen.
+    /// Plays an event.
     pub(super) fn play(&mut self, event: Event) {
         if !matches!(event, Event::Work { .. } | Event::Call { .. }) {
             self.cluster.leave_fast_path();
@@ -161,7 +161,7 @@ impl Player {
         self.settle();
     }
 
-    /// Checks that a call that was refused has changed nothing.
+    /// Checks that a refused call has changed nothing.
     pub(super) fn unchanged(&self, called: Result<(), Refusal>, what: &str) {
         if let Err(refusal) = called {
             assert!(!refusal.message.is_empty());
@@ -186,7 +186,8 @@ impl Player {
         self.count(back);
     }
 
-    /// Checks that a view of the fast path equals one that is computed from all members. Its list of the slowest workers may be older.
+    /// Checks that a view of the fast path equals a view that is computed from all members. Its list of the slowest
+    /// workers may be older.
     fn check_fast_path(&mut self, view: &View) {
         if !self.cluster.on_fast_path() {
             return;
@@ -252,7 +253,7 @@ impl Player {
         self.unchanged(registered.map(drop), "Register");
     }
 
-    /// Returns the task of a process; one that is not known where it has not registered.
+    /// Returns the task of a process; an unknown task if the process has not registered.
     pub(super) fn member(&self, server: bool, who: u8) -> Task {
         let role = role(server);
         let identity = identity(who);

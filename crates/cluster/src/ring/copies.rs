@@ -18,8 +18,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the checkpoint for which a worker is to copy its values, or to help the one that does, if there is one. `copied` is
-    /// the newest one for which it has, in the present ring.
+    /// Returns the order to copy values for a checkpoint, or to help the member that copies them; `None` if there is
+    /// none for this worker. `copied` is the newest checkpoint for which the worker has done so in the present ring.
     pub(crate) fn copy_for_checkpoint(&self, task: Task, copied: Option<u64>) -> Option<Work> {
         let at_work = self.saving.at_work.as_ref()?;
         let writer = at_work.writer.filter(|writer| !writer.has_copy)?;
@@ -37,7 +37,7 @@ impl Cluster {
         })
     }
 
-    /// Returns the worker that the next steps wait for, because it copies its values, and since when.
+    /// Returns the worker that copies its values, for which the next steps wait, and the time of its last progress.
     pub(crate) fn copier(&self) -> Option<(Task, Instant)> {
         let at_work = self.saving.at_work.as_ref()?;
         let writer = at_work.writer.filter(|writer| !writer.has_copy)?;

@@ -13,7 +13,7 @@ use crate::Cluster;
 use crate::checkpoints::DurableCheckpoint;
 use crate::due::FollowUp;
 
-/// The time for which a ring that is being formed waits for members to which other members have lost the connection.
+/// The time for which a ring that is being formed waits for absent members to which others have lost the connection.
 const ABSENCE: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that asks to join.
@@ -28,7 +28,8 @@ pub enum Joined {
 }
 
 impl Cluster {
-    /// Notes a worker's request to join the ring. Returns the answer, unless it depends on whether the ring can be formed now.
+    /// Notes a worker's request to join the ring. Returns the answer; `None` if it depends on whether the ring can be
+    /// formed now.
     ///
     /// # Errors
     /// As [`Self::join_ring`] says.
@@ -100,9 +101,9 @@ impl Cluster {
         }
     }
 
-    /// Returns the number of steps of a worker's values, of the ring in which it got them or made its newest step. None if it
-    /// has none, or they are of no use: a later ring is settled, no worker can have made so many steps, or all go back to a
-    /// checkpoint.
+    /// Returns the number of steps that a worker's values have. `of` is the ring in which the worker got these values
+    /// or made its newest step. Returns `None` if the worker has no values, or they are useless: a later ring is
+    /// settled, no worker can have made this number of steps, or the job goes back to a checkpoint.
     fn valid_values(&self, clock: Clock, of: Epoch) -> Option<Clock> {
         let ring = &self.durable.ring;
         let min_clock = self.durable.training.min_clock;
@@ -140,7 +141,7 @@ impl Cluster {
         self.due.add(FollowUp::FormRing);
     }
 
-    /// Forms the ring if all that are expected have joined, and each shard has a server.
+    /// Forms the ring if all expected workers have joined, and each shard has a server.
     pub(crate) fn form_ring(&mut self, now: Instant) {
         let ring = &self.durable.ring;
         if ring.members.is_empty()
@@ -166,8 +167,9 @@ impl Cluster {
         }
     }
 
-    /// Leaves members out of the ring that is being formed, if others have lost the connection to them and they have not joined
-    /// for [`ABSENCE`]. They stay members of the cluster until their leases end: one that still works joins a later ring.
+    /// Leaves absent members out of the ring that is being formed, if others have lost the connection to each of them,
+    /// and they have not joined for [`ABSENCE`]. They stay members of the cluster until their leases end. One that
+    /// still works joins a later ring.
     fn leave_out_lost(&mut self, now: Instant) {
         let ring = &self.durable.ring;
         let joined = || ring.members.iter().filter(|member| member.joined);
@@ -236,7 +238,8 @@ impl Cluster {
         }
     }
 
-    /// Forms the ring with the values of this clock, of a member or of a checkpoint.
+    /// Forms the ring with the values at `clock`: those of the checkpoint `from` or, if `from` is `None`, those of a
+    /// member.
     fn form_at(&mut self, now: Instant, clock: Clock, from: Option<&DurableCheckpoint>) {
         self.observed.rings.formed(now);
         let (part, epoch) = (self.part_of_ring(), self.durable.epoch());
@@ -275,8 +278,9 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Removes a worker that others have lost twice in a row although it lives: the network between them is cut, and the next
-    /// ring would break as this one did. Returns whether there was one.
+    /// Evicts a worker if it and another worker have lost the connection to each other twice in a row although both
+    /// live. The network between them is cut, so the next ring would break as well. Returns whether a worker was
+    /// evicted.
     fn evict_unreachable(&mut self) -> bool {
         let ring = &mut self.durable.ring;
         let lost: Vec<(Task, Task)> = ring

@@ -1,24 +1,26 @@
-//! The ring of a job that keeps dense variables on workers: the workers that make each step together. Each has all of these
-//! values, so a step is made once all members have added up their gradients.
+//! The ring of a job that keeps dense variables on workers: the workers that make each step together. Each member, or
+//! each stage group, has all dense values, so a step is made once all members have added up their gradients.
 //!
 //! - `copies`: the copies of values for checkpoints
 //! - `forming`: requests to join, broken rings, and the values with which the next one begins
 //! - `steps`: the steps that the members make together, leased and counted
 //! - `observed`: counts and times of rings; `status`: the status of the ring
 //!
-//! If a member is lost within a step, some others may have the sum of the gradients already, and the rest cannot get it. So
-//! each member joins the next ring with the number of steps that its values have, and the highest number counts: a step
-//! that one of them has made is made, and the others take the values of that member. A step that none has made is
-//! abandoned by all, and its data is leased again. A step that a member has reported, and that no other member has
-//! made when it dies, is not made.
+//! If a member is lost within a step, some members may already have the sum of the gradients, and the others cannot get
+//! it. So each member that joins the next ring states the number of steps that its values have, and the highest number
+//! counts. A step that one of these members has made counts as made, and the others take the values of that member. A
+//! step that none of them has made is abandoned by all, and its data is leased again. This holds even for a step that a
+//! member has reported, if that member dies and no other member has made the step.
 //!
-//! A ring is *settled* once all members have asked for work in it, because they have its values then. Only then are the steps
-//! of the ring before counted and further ones leased: until then the source of the values may die with a step that no other
-//! member has. Values of rings before the newest settled one are of no use. They may have a step that was abandoned.
+//! A ring is *settled* once all members have asked for work in it, because they all have its values then. Only then are
+//! the steps of the previous ring counted and further steps leased. Until then, the source of the values may die with a
+//! step that no other member has. Values of rings before the newest settled one are useless, because they may have a
+//! step that was abandoned.
 //!
-//! In the strategy `hybrid` servers hold the tables. The number of the ring is then the epoch of the shard map, so each change
-//! of a shard breaks the ring, and each break of the ring is an epoch of its own. A worker adds up its gradients only after
-//! the servers have acknowledged its rows, so the servers have the rows of a step that any member has made.
+//! In the strategy `hybrid`, servers hold the tables. The number of the ring is then the epoch of the shard map, so
+//! each change of a shard breaks the ring, and each break of the ring begins a new epoch. A worker adds up its
+//! gradients only after the servers have acknowledged the gradients of its rows. So the servers have the row gradients
+//! of each step that any member has made.
 
 mod copies;
 mod forming;
@@ -41,61 +43,64 @@ pub use status::RingFigures;
 /// The ring that is formed, or being formed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ring {
-    /// Grows each time that a ring is broken. It is the epoch of all calls of the members.
+    /// The number of the ring, which grows each time that a ring breaks. Members use it as the epoch of their calls.
     pub(super) number: Epoch,
-    /// The members in rank order. While a ring is being formed: those of the one before that are live, and those that have
-    /// asked to join.
+    /// The members in rank order. While a ring is being formed: the live members of the previous ring, and the workers
+    /// that have asked to join.
     members: Vec<RingMember>,
     formed: bool,
     /// The number of the newest settled ring.
     settled: Epoch,
-    /// The number of steps that the values had when the ring was formed.
+    /// The number of steps that the ring's values had when the ring was formed.
     clock: Clock,
-    /// The rank with these values.
+    /// The rank of the member from which the others get these values.
     source: usize,
-    /// True if another rank lacks them.
+    /// True if any other member lacks these values.
     broadcast: bool,
-    /// The checkpoint from which that rank loads them first: its location, its number and its run.
+    /// The checkpoint from which the source first loads these values: its location, its number and its run; `None` if
+    /// the source has the values.
     #[serde(default)]
     from: Option<(String, u64, String)>,
-    /// True if the servers have gone back to the newest checkpoint, so that the workers are to load it too.
+    /// True if the job has gone back to the newest checkpoint, so that the workers must load it.
     #[serde(default)]
     goes_back: bool,
-    /// The steps that the members make at present; until the ring is settled, those of the settled one before.
+    /// The steps that the members make at present; `None` if there are none. Until the ring is settled: the steps of
+    /// the previous settled ring.
     span: Option<Span>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct RingMember {
     task: Task,
-    /// True once it has asked to join the ring that is being formed.
+    /// True once the worker has asked to join the ring that is being formed.
     joined: bool,
-    /// True once it has asked for work in the ring.
+    /// True once the worker has asked for work in the ring.
     entered: bool,
-    /// The number of steps that its values have, according to its request; none if it has no values that count.
+    /// The number of steps that the worker's values have, according to its request; `None` if it has no values that
+    /// count.
     values: Option<Clock>,
-    /// The number of steps that it has made.
+    /// The number of steps that the worker has made.
     made: Clock,
-    /// The member that it could not exchange numbers with.
+    /// The member with which the worker could not exchange data; `None` if there is none.
     lost: Option<Task>,
-    /// The number of its newest request.
+    /// The sequence number of the worker's newest request to join.
     #[serde(default)]
     sequence: Sequence,
-    /// The clock before its newest step, if its gradient of that step was NaN or infinite.
+    /// The clock before the worker's newest step, if its gradient of that step was NaN or infinite; `None` otherwise.
     #[serde(default)]
     skipped: Option<Clock>,
 }
 
-/// Consecutive steps, of which all members have the data together.
+/// Consecutive steps whose data is leased to all members together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Span {
     split: Split,
     /// The clock before the first step.
     first: Clock,
     steps: u64,
-    /// Samples of a step.
+    /// The number of samples of a step.
     size: u64,
-    /// The members that make them, in rank order.
+    /// The members that make these steps, in rank order.
     #[serde(default)]
     members: Vec<Task>,
     /// The members that have reported NaN or infinity in their gradients of the newest step.
@@ -109,14 +114,14 @@ impl Span {
         Clock(self.first.0.saturating_add(self.steps))
     }
 
-    /// Returns the position after the steps before this clock.
+    /// Returns the position in the data at which the step at this clock begins.
     fn position(&self, clock: Clock) -> u64 {
         let made = clock.0.saturating_sub(self.first.0);
         let samples = made.saturating_mul(self.size);
         self.split.start.saturating_add(samples).min(self.split.end)
     }
 
-    /// Returns the members with gradients in the step after this clock, each with its number of samples.
+    /// Returns the members whose gradients count in the step at this clock, each with its number of samples.
     fn contributors(&self, clock: Clock) -> Vec<(Task, u64)> {
         let (start, end) = (self.position(clock), self.position(clock.next()));
         let share = self.size / (self.members.len() as u64).max(1);
@@ -142,13 +147,13 @@ impl Ring {
         self.members.iter_mut().find(|member| member.task == task)
     }
 
-    /// Returns whether a later request of this member to join has come.
+    /// Returns whether a later request to join than this one has come from the same worker.
     fn has_asked_after(&self, origin: &Origin) -> bool {
         let member = self.member(origin.task);
         member.is_some_and(|member| origin.sequence < member.sequence)
     }
 
-    /// Returns the number of a member's newest request to join.
+    /// Returns the sequence number of a member's newest request to join; 0 if it is no member.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn newest_request(&self, task: Task) -> Sequence {
         let member = self.member(task);
@@ -160,7 +165,7 @@ impl Ring {
         rank.unwrap_or(0) as u32
     }
 
-    /// Returns whether a member is the one that loads the values of the ring with this number from a checkpoint.
+    /// Returns whether `task` is the member that loads the values of ring `number` from a checkpoint.
     pub(super) fn is_loaded_by(&self, task: Task, number: u64) -> bool {
         let source = self.members.get(self.source);
         self.formed
@@ -169,7 +174,7 @@ impl Ring {
             && source.is_some_and(|member| member.task == task)
     }
 
-    /// Ends the ring that is formed, or being formed. The next one has this number.
+    /// Ends the ring that is formed or being formed. The next ring has the number `next`.
     pub(super) fn end(&mut self, next: Epoch) {
         (self.number, self.formed) = (next, false);
         for member in &mut self.members {
@@ -177,7 +182,7 @@ impl Ring {
         }
     }
 
-    /// Drops all values of members, because the job goes back to a checkpoint.
+    /// Drops the leased steps, and makes the values of all members invalid, because the job goes back to a checkpoint.
     pub(super) fn go_back(&mut self) {
         (self.span, self.goes_back) = (None, true);
     }
@@ -197,8 +202,9 @@ impl Ring {
         made.min().unwrap_or(self.clock)
     }
 
-    /// Returns the members that the others wait for. While the ring forms: those that have not joined or entered. In a span: of the members
-    /// that wait for no other, those with the fewest steps. `waits` returns whether a member waits.
+    /// Returns the members that the others wait for. Before the ring is settled, these are the members that have not
+    /// joined it or not asked for work. In a span, these are the members with the fewest steps among those that wait
+    /// for no other. `waits` returns whether a member waits for another.
     fn slowest(&self, waits: impl Fn(&Task) -> bool) -> Vec<Task> {
         let busy = || self.members.iter().filter(|member| !waits(&member.task));
         let fewest = busy().map(|member| member.made).min();
@@ -236,7 +242,7 @@ impl Ring {
 }
 
 impl Cluster {
-    /// Returns the number of the ring's part of a checkpoint: it comes behind those of the servers.
+    /// Returns the index of the ring's part of a checkpoint, which comes after the servers' parts.
     pub(super) fn part_of_ring(&self) -> usize {
         self.durable.servers().len()
     }
@@ -251,7 +257,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the first member of the ring, if one is formed.
+    /// Returns the first member of the ring; `None` if no ring is formed.
     pub(super) fn first_of_ring(&self) -> Option<Task> {
         let ring = &self.durable.ring;
         let first = ring.members.first().filter(|_| ring.formed);
@@ -263,18 +269,18 @@ impl Cluster {
         self.durable.ring.is_settled() && self.durable.ring.span.is_none()
     }
 
-    /// Returns whether the workers are to form another ring.
+    /// Returns whether the job has rings, and none is formed at present.
     pub(super) fn is_ring_broken(&self) -> bool {
         self.has_ring() && !self.durable.ring.formed
     }
 
-    /// Returns whether a worker is in the ring that is formed.
+    /// Returns whether the sender is a member of the formed ring, and calls in this ring's epoch.
     pub(super) fn is_in_ring(&self, origin: &Origin) -> bool {
         let ring = &self.durable.ring;
         ring.formed && origin.epoch == ring.number && ring.member(origin.task).is_some()
     }
 
-    /// Returns the workers that the others of the ring wait for.
+    /// Returns the members of the ring that the others wait for.
     pub(super) fn slowest_of_ring(&self) -> Vec<Task> {
         let waits = |task: &Task| {
             let member = self.durable.member(task.id);

@@ -5,21 +5,21 @@ use std::time::{Duration, Instant};
 
 use shared_proto::ids::TaskId;
 
-/// The number of times of forming that are kept until the metrics have taken them.
+/// The maximum number of forming times that are kept until the metrics have taken them.
 const KEPT: usize = 16;
 
-/// The cause for which a ring is broken.
+/// The cause for which a ring breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// A worker that is in no ring has come.
+    /// A worker that is not in the ring asks to join it.
     Newcomer,
-    /// A member could not exchange numbers with another one: that one has died, or the network between them is cut.
+    /// A member could not exchange data with another member, which has died or is cut off by the network.
     Link,
     /// A member has left, or its lease has ended.
     Gone,
     /// A member asks for another ring and names no other member.
     Again,
-    /// The members' values are to be loaded from an earlier checkpoint.
+    /// The members' values must be loaded from an earlier checkpoint.
     Restore,
     /// A shard of a job with servers has moved, or has other values.
     Shard,
@@ -48,7 +48,7 @@ impl Cause {
         }
     }
 
-    /// Returns the cause for the log.
+    /// Returns the cause as a text for the log.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Newcomer => "a worker has come",
@@ -64,17 +64,19 @@ impl Cause {
 /// Counts and times of rings.
 #[derive(Debug, Default)]
 pub struct Rings {
-    /// The two workers that could not exchange numbers when the newest ring was broken.
+    /// The two workers that could not exchange data in the newest ring that broke; `None` if there are none, or the
+    /// ring had made progress.
     pub(super) lost: Option<[TaskId; 2]>,
-    /// The time at which the present ring was formed, or since which it is being formed.
+    /// The time at which the present ring was formed or, while it is being formed, the time since which it is; `None`
+    /// before this process has observed either.
     since: Option<Instant>,
-    /// The time at which a ring was broken, until all members of the next have its values.
+    /// The time of the first break since a ring was settled; `None` if none has broken since.
     broken_at: Option<Instant>,
     broken: BTreeMap<Cause, u64>,
     evicted: u64,
-    /// The number of rings that were formed after a broken one.
+    /// The number of rings that were settled after a break.
     renewed: u64,
-    /// The newest times that this has taken, oldest first.
+    /// The newest times from a break until the next settled ring, oldest first.
     took: VecDeque<Duration>,
 }
 
@@ -90,12 +92,12 @@ impl Rings {
         self.broken_at.get_or_insert(now);
     }
 
-    /// Notes that all workers have to join the ring that is being formed once more.
+    /// Notes that all workers must join the ring that is being formed once more.
     pub(crate) fn waits_again(&mut self, now: Instant) {
         self.since = self.since.map(|_| now);
     }
 
-    /// Shifts the times of rings by a time in which this process did not run.
+    /// Shifts the beginning of the present ring by `gap`, for which this process did not run.
     pub(crate) fn was_stopped(&mut self, gap: Duration) {
         self.since = self.since.map(|since| since + gap);
     }
@@ -120,7 +122,7 @@ impl Rings {
         self.evicted += 1;
     }
 
-    /// Returns the time for which the present ring exists, or is being formed.
+    /// Returns the time for which the present ring has existed or has been forming; `None` if its beginning is unknown.
     pub(super) fn age(&self, now: Instant) -> Option<Duration> {
         Some(now.duration_since(self.since?))
     }
@@ -130,18 +132,18 @@ impl Rings {
         self.broken.get(&cause).copied().unwrap_or(0)
     }
 
-    /// Returns the number of workers that were evicted because another one could not reach them.
+    /// Returns the number of workers that were evicted because another worker could not reach them.
     pub fn evictions(&self) -> u64 {
         self.evicted
     }
 
-    /// Returns the number of rings that were formed after a broken one.
+    /// Returns the number of rings that were settled after a break.
     pub fn renewed(&self) -> u64 {
         self.renewed
     }
 
-    /// Returns the newest times from the break of a ring until all members of the next one had its values: those after the
-    /// first `seen` ones, as far as they are kept.
+    /// Returns the times from the break of a ring until all members of the next one had its values, oldest first,
+    /// without the first `seen` of all times. Only the newest times are kept.
     pub fn took_after(&self, seen: u64) -> impl Iterator<Item = Duration> {
         let new = self.renewed.saturating_sub(seen);
         let known = self.took.len().saturating_sub(new as usize);

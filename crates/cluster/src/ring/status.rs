@@ -18,7 +18,7 @@ const QUIET: Duration = Duration::from_secs(1);
 pub struct RingFigures {
     /// The number of the newest ring; 0 before the first.
     pub number: u64,
-    /// The workers in it; 0 while it is being formed.
+    /// The number of its members; 0 while it is being formed.
     pub members: usize,
 }
 
@@ -37,7 +37,7 @@ impl Cluster {
         &self.observed.rings
     }
 
-    /// Returns the status of the ring; none for a job with servers.
+    /// Returns the status of the ring; `None` for a job without rings.
     pub(crate) fn ring_status(&self, now: Instant) -> Option<wire::RingStatus> {
         if !self.has_ring() {
             return None;
@@ -83,7 +83,7 @@ impl Cluster {
         })
     }
 
-    /// Returns the members that the others wait for, and for how long; none if no member waits.
+    /// Returns the members that the others wait for, and for how long; `None` if no member waits.
     fn waited_for(&self, now: Instant) -> Option<(Vec<Task>, Duration)> {
         let ring = &self.durable.ring;
         let (slow, since) = if !ring.is_settled() {
@@ -126,8 +126,8 @@ impl Cluster {
         waited.find(|(_, since)| has_others && now.duration_since(*since) >= QUIET)
     }
 
-    /// Returns the member that copies its values, and since when. If it waits for helpers, as with `optimizer_copies`, returns those that
-    /// wait for no other.
+    /// Returns the member that copies its values for a checkpoint, and since when. If it waits for helpers, as with
+    /// `optimizer_copies`, returns instead those helpers that wait for no other member.
     fn waited_for_in_copy(&self, copier: (Task, Instant)) -> (Vec<Task>, Instant) {
         let progress = |task: Task| Some(&self.durable.member(task.id)?.progress);
         let is_busy = |task: &Task| progress(*task).is_some_and(|work| work.waiting_on.is_empty());
@@ -165,8 +165,9 @@ impl Cluster {
         }
     }
 
-    /// Returns the number of workers without which no ring is formed: at first those that the job names, later those that hold a model
-    /// together. One worker with values is enough to end a job in which no step is left; a checkpoint may have steps left.
+    /// Returns the minimum number of workers in a ring. At first, this is the number of workers of the job; later, the
+    /// number of workers that hold a model together. One worker with values is enough to end a job in which no step is
+    /// left. A worker without values is not enough, because the checkpoint that it loads may have steps left.
     pub(crate) fn wanted_in_ring(&self) -> u32 {
         let has_values = |member: &RingMember| member.joined && member.values.is_some();
         let ends = self.durable.training.stopping || self.durable.training.exhausted();

@@ -1,4 +1,5 @@
-//! The steps that the members of a ring make together: their data is leased to all, and they count once all have made them.
+//! The steps that the members of a ring make together. Their data is leased to all members, and they count once all
+//! members have made them.
 
 use std::time::Instant;
 
@@ -15,8 +16,8 @@ use crate::ledger::{HELD_BY_ALL, Split};
 use crate::work::{MOST_BATCHES, Work};
 
 impl Cluster {
-    /// Notes that a member has asked for work in the ring. Once all have, the ring is settled: the steps of the ring before
-    /// that its values have are made, and the data of the others is leased again.
+    /// Notes that a member has asked for work in the ring. Once all members have, the ring is settled. The steps of the
+    /// previous ring that the values have then count as made, and the data of its other steps is leased again.
     pub(crate) fn enter_ring(&mut self, now: Instant, task: Task) {
         let ring = &mut self.durable.ring;
         if ring.is_settled() {
@@ -35,7 +36,8 @@ impl Cluster {
         self.settle_span(now, made);
     }
 
-    /// Returns the steps that a member of the ring is to make; none if it has made all that are leased.
+    /// Returns the steps that a member of the ring must make; `None` if it has made all leased steps, or the ring is
+    /// not settled.
     pub(crate) fn work_in_ring(&self, task: Task) -> Option<Work> {
         let ring = &self.durable.ring;
         let member = ring.member(task).filter(|_| ring.is_settled())?;
@@ -61,7 +63,7 @@ impl Cluster {
         self.job.strategy.stage_groups().computing(members)
     }
 
-    /// Leases the next steps to the ring, unless it has some.
+    /// Leases the next steps to the ring, unless it has steps to make or must wait.
     pub(crate) fn plan_span(&mut self, now: Instant) {
         if self.ring_rests() {
             self.save_if_due(now);
@@ -101,12 +103,12 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Counts the steps that a member has made. A report of an earlier ring has no effect: the values with which its sender
-    /// joins the next one count.
+    /// Counts the steps that a member has made. A report of an earlier ring has no effect. Instead, the values with
+    /// which its sender joins the next ring count.
     ///
     /// # Errors
-    /// [`Reason::NotLeased`], [`Reason::FutureClock`] or [`Reason::Malformed`]. A sender without the receipts of its rows is
-    /// evicted.
+    /// [`Reason::NotLeased`], [`Reason::FutureClock`] or [`Reason::Malformed`]. A sender without the receipts of its
+    /// rows is also evicted.
     pub(crate) fn finish_in_ring(
         &mut self,
         now: Instant,
@@ -166,7 +168,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Counts the steps before `made` as made by all, and commits their rows if servers have staged them.
+    /// Counts the steps before clock `made`, which all members have made, and commits their rows if servers have staged
+    /// them.
     fn count_made(&mut self, now: Instant, made: Clock) {
         let counted = self.durable.training.min_clock;
         let Some(span) = &mut self.durable.ring.span else {

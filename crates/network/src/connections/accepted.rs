@@ -1,4 +1,4 @@
-//! A connection of any kind, so that what serves it is compiled once.
+//! One type for all accepted connections, so that the code that serves them is compiled once.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -27,7 +27,7 @@ pub struct Accepted {
 /// The connections of a port, after their handshakes.
 pub type AcceptedStream = BoxStream<'static, io::Result<Accepted>>;
 
-/// What is known of the peer of a connection. Each request has it as an extension.
+/// The peer of a connection. Each request of the connection has it as an extension.
 #[derive(Clone, Default)]
 pub struct Peer {
     caller: Option<Caller>,
@@ -36,12 +36,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Returns the peer that has sent a request; none where connections are not counted, as in simulations.
+    /// Returns the peer that has sent a request; `None` if the request did not come over an [`Accepted`] connection.
     pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
         extensions.get()
     }
 
-    /// Returns the peer's place at the port.
+    /// Returns the peer's place at the port; `None` if no port has counted the connection.
     pub(crate) fn caller(&self) -> Option<&Caller> {
         self.caller.as_ref()
     }
@@ -78,7 +78,7 @@ impl Accepted {
         }
     }
 
-    /// Returns the connection's place at its port.
+    /// Returns the connection's place at its port; `None` if no port has counted the connection.
     pub fn caller(&self) -> Option<&Caller> {
         self.peer.caller()
     }

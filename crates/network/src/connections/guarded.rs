@@ -1,4 +1,4 @@
-//! A connection that ends when it makes no request in time, or has to make room.
+//! A connection that ends if it makes no request in time, or if a newer connection needs its place.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -20,7 +20,7 @@ pub struct Guarded<S> {
     io: S,
     place: Place,
     opened: Instant,
-    /// The time to check for a request; newcomers only.
+    /// A newcomer's timer for the next check whether it has made a request.
     alarm: Option<Pin<Box<Sleep>>>,
     /// The turn of the latest request, and the bytes read since.
     read: (u64, usize),

@@ -1,10 +1,10 @@
-//! Limits on the connections of a port: their number, their number from one address, and the time
-//! for which one may stay idle. All listeners of all roles accept through [`Connections::accept`].
+//! Limits on the connections of a port: their number, their number from one address, and the time for which a
+//! connection may stay idle. All listeners of all roles accept through [`Connections::accept`].
 //!
-//! A connection begins as a newcomer. Newcomers share a small part of the port's places. If that
-//! part is full, the address with the most newcomers loses the one that has been silent longest. So a
-//! flood displaces only its own connections, and a caller that authenticates is admitted. [`Caller::admit`] makes a
-//! connection a member's. Members are never displaced.
+//! A connection begins as a newcomer. Newcomers share a small part of the port's places. If that part is full, the
+//! address with the most newcomers loses its newcomer that has been silent longest. So a flood displaces only its own
+//! connections, and a caller that authenticates is admitted. [`Caller::admit`] makes a connection a member's. Members
+//! are never displaced.
 
 mod accepted;
 mod guarded;
@@ -31,7 +31,7 @@ pub const OPENING: Duration = Duration::from_secs(10);
 /// The longest time between two requests of a caller that is no member.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The number of bytes that a connection may send before its first request.
+/// The most bytes that a connection may send before its first request.
 const FIRST_BYTES: usize = 64 << 10;
 
 /// The shortest and the longest pause after a connection that could not be accepted.
@@ -63,7 +63,7 @@ impl Port {
         }
     }
 
-    /// Returns how many bytes a caller without membership may send from the start of one request until its next one.
+    /// Returns the most bytes that a caller without membership may send from one request to the next.
     fn bytes_of_callers(self) -> usize {
         match self {
             // A session is admitted by its first message.
@@ -88,7 +88,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a port that has `total` places.
+    /// Returns the limits of a port that has `total` places. Without `per_address`, one address may take three quarters
+    /// of them.
     pub fn new(total: usize, per_address: Option<usize>) -> Self {
         let total = total.max(2);
         Self {
@@ -98,7 +99,7 @@ impl Limits {
         }
     }
 
-    /// Returns the limits of a port that has no members, such as that for metrics.
+    /// Returns the limits of a port that has no members, such as the port for metrics.
     pub fn without_members(total: usize) -> Self {
         Self {
             total,
@@ -113,7 +114,7 @@ pub trait Door {
     /// A connection.
     type Io;
 
-    /// Accepts the next connection. Returns it with its peer's address, if it has one.
+    /// Accepts the next connection. Returns the connection, and the address of its peer, if the peer has one.
     ///
     /// # Errors
     /// The system's error.
@@ -140,7 +141,7 @@ impl Door for UnixListener {
     }
 }
 
-/// The connections of a port. Clones are the same port.
+/// The connections of a port. Clones belong to the same port.
 #[derive(Clone)]
 pub struct Connections(Arc<Pool>);
 
@@ -227,24 +228,24 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Returns the caller of a request; none where connections are not counted, as in simulations.
+    /// Returns the caller of a request; `None` if connections are not counted, as in simulations.
     pub fn of(extensions: &Extensions) -> Option<&Self> {
         Peer::of(extensions)
             .and_then(Peer::caller)
             .or_else(|| extensions.get())
     }
 
-    /// Returns the peer's address; none for a socket file.
+    /// Returns the peer's address; `None` for a connection over a socket file.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.connection.peer
     }
 
-    /// Notes a valid request: the connection may stay for a while longer.
+    /// Records a valid request, after which the connection may stay idle for a while.
     pub fn record_request(&self) {
         self.pool.record_request(&self.connection);
     }
 
-    /// Returns whether the connection is a member's, or could become one.
+    /// Returns whether the connection is a member's, or the members have a place for it.
     pub fn has_room(&self) -> bool {
         self.pool.has_room(&self.connection)
     }

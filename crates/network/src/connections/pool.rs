@@ -68,11 +68,11 @@ pub(super) struct Connection {
     number: u64,
     pub(super) peer: Option<SocketAddr>,
     standing: AtomicU8,
-    /// A [`Dropped`]; 0 while it may stay.
+    /// The [`Dropped`] with which the connection was ended; 0 while it may stay.
     dropped: AtomicU8,
-    /// The time of its latest request, in milliseconds since the port began.
+    /// The time of the connection's latest request, in milliseconds since the port began.
     called: AtomicU64,
-    /// The position of its arrival or latest request in the port's order of these events.
+    /// The position of the connection's arrival or latest request in the port's order of these events.
     pub(super) turn: AtomicU64,
     /// The task that reads from the connection, woken when this state changes.
     pub(super) reader: AtomicWaker,
@@ -96,7 +96,8 @@ impl Connection {
     }
 }
 
-/// Returns the address that stands for a caller: an IPv6 host has a whole network of 64 bits.
+/// Returns the address by which callers are counted. For IPv6 this is the network of 64 bits, because a host may have
+/// all of its addresses.
 fn group(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
@@ -140,7 +141,8 @@ impl Places {
         }
     }
 
-    /// Returns the longest silent newcomer of an address; without an address, of the one that has the most.
+    /// Returns the newcomer of the address `of` that has been silent longest. If `of` is `None`, takes the address with
+    /// the most newcomers.
     fn first_to_go(&self, of: Option<Option<IpAddr>>) -> Option<Arc<Connection>> {
         if planted!(NoRoom) {
             return None;
@@ -159,7 +161,7 @@ impl Places {
     }
 }
 
-/// For each reason, the time of the latest log line and the number of drops since that have none.
+/// For each reason, the time of the latest log line, and the number of drops since then that were not logged.
 type Logged = [(Option<Instant>, u64); Dropped::ALL.len()];
 
 /// The places of a port.
@@ -216,7 +218,7 @@ impl Pool {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// Gives a newcomer a place. If all are taken, another newcomer makes room.
+    /// Gives a newcomer a place. If all places of newcomers are taken, another newcomer loses its place.
     pub(super) fn open(&self, peer: Option<SocketAddr>) -> Result<Arc<Connection>, Dropped> {
         let mut gone = Vec::new();
         let opened = {
@@ -330,14 +332,14 @@ impl Pool {
         true
     }
 
-    /// Returns the time since the latest request of a caller that is no member; none before its first.
+    /// Returns the time since the latest request of a caller that is not a member; `None` before its first request.
     pub(super) fn idle(&self, connection: &Connection) -> Option<Duration> {
         let called = connection.called.load(Relaxed);
         let caller = connection.standing() == Standing::Caller;
         caller.then(|| Duration::from_millis(self.now().saturating_sub(called)))
     }
 
-    /// Counts a dropped connection, and logs one of each reason now and then.
+    /// Counts a dropped connection. Logs it, unless one with the same reason was logged a short time ago.
     pub(super) fn dropped(
         &self,
         reason: Dropped,

@@ -28,8 +28,8 @@ pub enum Connection {
 pub enum Listener {
     /// A port.
     Tcp(TcpListener),
-    /// A socket file. The file comes first: it is removed while the socket still listens, so that no process takes it for
-    /// abandoned.
+    /// A socket file. The field with the file comes first, so that the file is removed while the socket still listens.
+    /// Otherwise another process could take the file for abandoned.
     Unix(SocketFile, UnixListener),
 }
 

@@ -1,5 +1,5 @@
-//! The service of connections by hyper, on the thread of the caller. hyper and tonic are compiled here once, for one kind of
-//! connection and one kind of service.
+//! Serves connections with hyper, on the thread of the caller. hyper and tonic are compiled here once, for one type of
+//! connection and one type of service.
 
 use std::convert::Infallible;
 
@@ -21,7 +21,8 @@ use crate::socket_file::SocketFileStream;
 /// A service of gRPC calls.
 type Calls = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
-/// Returns the connections of a listener after their handshakes, if the process listens encrypted. Socket files have none.
+/// Returns the connections of a listener. If the process listens encrypted, a connection to a port is returned after
+/// its handshake. A connection to a socket file has no handshake.
 pub fn incoming(
     security: &Security,
     connections: impl Stream<Item = Connection> + Send + 'static,
@@ -48,7 +49,7 @@ pub fn incoming(
     greeted.filter_map(std::future::ready).boxed()
 }
 
-/// Serves connections until `stop`.
+/// Serves connections until `stop` is cancelled.
 ///
 /// # Errors
 /// hyper's.

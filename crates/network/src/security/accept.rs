@@ -18,7 +18,7 @@ use shared_proto::quiet::Quiet;
 /// The longest time for a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// The handshakes of a listener that may run at a time; more wait.
+/// The most handshakes of a listener that run at the same time. Further ones wait.
 pub(crate) const HANDSHAKES: usize = 1024;
 
 /// Reasons for refusing a connection or call.
@@ -39,9 +39,9 @@ enum Audience {
 }
 
 impl Security {
-    /// Returns the connections of a port for processes, after their handshakes if this process listens encrypted. If a handshake fails, or
-    /// takes more than five seconds, the connection is closed and counted. If callers must have certificates, those
-    /// that pass are members.
+    /// Returns the connections of a port for processes. If this process listens encrypted, a connection is returned
+    /// after its handshake. If a handshake fails, or takes more than five seconds, the connection is closed and
+    /// counted. If callers must have certificates, those with a valid certificate become members.
     pub fn accepted(&self, connections: BoxStream<'static, Guarded<TcpStream>>) -> AcceptedStream {
         self.handshakes(connections, Audience::Processes)
     }
@@ -69,7 +69,8 @@ impl Security {
         greeted.filter_map(std::future::ready).boxed()
     }
 
-    /// Returns a connection of a port for processes after its handshake, if this process listens encrypted; none if it fails.
+    /// Returns a connection to a port for processes, after its handshake if this process listens encrypted. Returns
+    /// `None` if the handshake fails.
     pub(crate) async fn accept(&self, connection: Guarded<TcpStream>) -> Option<Accepted> {
         self.greet(connection, Audience::Processes).await
     }
@@ -130,7 +131,7 @@ fn count(reason: &'static str, refused: u64) {
     counter!("flambeau_refused_connections_total", "reason" => reason).increment(refused);
 }
 
-/// Sets the counters of refusals to 0: a counter that does not exist yet has no rate.
+/// Sets the counters of refusals to 0, because a counter that does not exist yet has no rate.
 pub(super) fn begin_to_count() {
     for reason in [CERTIFICATE, TOKEN, HANDSHAKE_BROKEN] {
         count(reason, 0);

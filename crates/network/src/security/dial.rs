@@ -1,5 +1,5 @@
-//! Connections to peers. Each handshake uses the newest credentials. A channel of tonic would keep those with which it
-//! was created.
+//! Connections to peers. Each handshake uses the newest credentials. If tonic made the handshakes, a channel would keep
+//! the credentials with which it was created.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ use crate::socket_file::SocketFileStream;
 use crate::transport::CONNECT_TIMEOUT;
 use shared_proto::ids::Role;
 
-/// The first bytes of TLS records that a listener sends to a caller that does not speak TLS: an alert, or a handshake.
-/// An HTTP/2 frame of that size does not come first.
+/// The first byte of the TLS records that a listener sends to a caller that does not speak TLS: an alert, or a
+/// handshake. An HTTP/2 frame that begins with one of these bytes is larger than the first frame of a connection.
 const RECORDS: [u8; 2] = [0x15, 0x16];
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -59,7 +59,7 @@ impl Remote {
         Self { endpoint, way }
     }
 
-    /// Returns the peer's address and the settings of its connections, for a network with connections of its own.
+    /// Returns the peer's address and the settings of its connections, for a network that makes its own connections.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -67,7 +67,7 @@ impl Remote {
     /// Connects.
     ///
     /// # Errors
-    /// If the peer cannot be reached, or the two do not trust each other.
+    /// If the peer cannot be reached, or one side does not trust the other.
     pub async fn connect(&self) -> Result<Channel, Error> {
         let endpoint = &self.endpoint;
         match &self.way {
@@ -170,7 +170,7 @@ fn explained(error: io::Error) -> BoxError {
 /// A connection in the clear, which fails if the other side answers with TLS.
 pub(super) struct Plain {
     stream: TcpStream,
-    /// True if bytes have come that are not TLS.
+    /// True once bytes have arrived that are not TLS.
     begun: bool,
 }
 

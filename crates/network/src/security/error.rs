@@ -58,7 +58,8 @@ impl Mismatch {
     }
 }
 
-/// Returns the fault of a peer's certificate, if an error comes from there.
+/// Returns the text of the TLS error that an error comes from, such as a fault of a certificate; `None` if it does not
+/// come from TLS.
 pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -78,7 +79,7 @@ pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<St
     words.find(ALERT).map(|at| words[at..].to_owned())
 }
 
-/// Returns the message of an error and those of its causes, each once, in words for people.
+/// Returns the messages of an error and of its causes, each once, in readable form.
 pub fn chain_of(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = said(error);
     let mut source = error.source();

@@ -78,16 +78,16 @@ pub(super) struct Material {
     pub(super) listener: Option<TlsAcceptor>,
     /// Makes the handshakes of browsers, which have no certificates.
     pub(super) for_browsers: Option<TlsAcceptor>,
-    /// The validity of the own certificate.
+    /// The validity of this process's certificate.
     pub(super) validity: Option<Validity>,
     /// The tokens that are accepted, as values of a header. The first is sent.
     pub(super) tokens: Vec<HeaderValue>,
     /// The number of authorities that are trusted.
     pub(super) authorities: usize,
-    /// True if one of these authorities has signed the own certificate. Some clusters have one authority for servers
-    /// and another for workers.
+    /// True if one of these authorities has signed this process's certificate. Some clusters have one authority for
+    /// servers and another for workers.
     signed_by_its_own: bool,
-    /// The own certificate; empty without one.
+    /// This process's certificate; empty if it has none.
     own: Vec<u8>,
 }
 
@@ -143,7 +143,7 @@ impl Material {
     /// Checks that a running process may use these credentials instead of its old ones.
     ///
     /// # Errors
-    /// If the certificate is not valid at present, or if its authority is no longer among those that are trusted.
+    /// If a new certificate is not valid at present, or if the authority of the certificate is no longer trusted.
     pub(super) fn check_instead_of(
         &self,
         old: &Self,
@@ -166,7 +166,7 @@ impl Material {
     }
 }
 
-/// The own certificate and its key.
+/// This process's certificate and its key.
 struct Own<'a> {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -213,8 +213,8 @@ impl<'a> Own<'a> {
     }
 }
 
-/// Returns the cryptography of all connections: that of `ring`, with suites of AES-128 before those of AES-256. Both are safe, and the first take less
-/// time for each byte.
+/// Returns the cryptography of all connections: `ring`, with the cipher suites of AES-128 before all others. They are
+/// safe, and take less time for each byte than those of AES-256.
 fn cryptography() -> Arc<CryptoProvider> {
     let mut provider = rustls::crypto::ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| {

@@ -38,7 +38,7 @@ use crate::transport;
 use shared_proto::ids::Role;
 use shared_proto::planted;
 
-/// The files that a process is given.
+/// The files with the credentials of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecurityFiles {
     /// The authorities that have signed all certificates.
@@ -53,8 +53,8 @@ pub struct SecurityFiles {
     pub token: Option<PathBuf>,
 }
 
-/// The credentials of a process, and those that it demands of its callers. By default there are none,
-/// and calls travel in the clear.
+/// The credentials of a process, and those that it demands of its callers. By default there are none, and calls are not
+/// encrypted.
 #[derive(Clone, Default)]
 pub struct Security(Arc<Shared>);
 
@@ -107,7 +107,7 @@ impl Security {
         })
     }
 
-    /// Returns the end of the own certificate's validity, in seconds since 1970.
+    /// Returns the end of the validity of this process's certificate, in seconds since 1970; `None` if it has none.
     pub fn expires(&self) -> Option<i64> {
         self.material().validity.map(|validity| validity.ends)
     }
@@ -117,7 +117,7 @@ impl Security {
         Credentials(self.clone())
     }
 
-    /// Returns whether callers at a port must use TLS.
+    /// Returns whether callers must use TLS at the ports of this process.
     pub fn is_listening_encrypted(&self) -> bool {
         self.files().certificate.is_some()
     }
@@ -132,11 +132,11 @@ impl Security {
         self.is_listening_encrypted() && !self.files().anonymous_callers
     }
 
-    /// Checks that a port for browsers, which have no certificates, is not open to all callers although processes must
-    /// have certificates.
+    /// Checks that a port for browsers demands a token if processes must have certificates. Browsers have none, so
+    /// without a token the port would be open to all callers.
     ///
     /// # Errors
-    /// If callers must have certificates, and there is no token.
+    /// If processes must have certificates, and there is no token.
     pub fn for_browsers(&self) -> Result<(), SecurityError> {
         if self.demands_certificates() && !self.demands_token() {
             return Err(SecurityError::Incomplete(
@@ -158,7 +158,7 @@ impl Security {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the credentials of this moment.
+    /// Returns the present credentials.
     fn material(&self) -> Arc<Material> {
         let material = self.0.material.read();
         Arc::clone(&material.unwrap_or_else(PoisonError::into_inner))
@@ -169,7 +169,8 @@ impl Security {
         **place.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut()) = Arc::new(material);
     }
 
-    /// Checks that a port is not open to all callers although they must have certificates.
+    /// Checks that a process with an authority also has a certificate to listen with. Otherwise its port would be open
+    /// to all callers.
     ///
     /// # Errors
     /// If there is an authority, but no certificate to listen with.
@@ -182,10 +183,11 @@ impl Security {
         Ok(())
     }
 
-    /// Checks that a call has the token, if there is one, and makes its connection a member's.
+    /// Checks that a call has the job's token, if there is one, and makes its connection a member's.
     ///
     /// # Errors
-    /// `Unauthenticated`, counted, if it has not; `ResourceExhausted` if all places are taken.
+    /// `Unauthenticated` if the token is missing or wrong, which is counted; `ResourceExhausted` if all members' places
+    /// are taken.
     pub fn check_token(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<(), Status> {
         let material = self.material();
         if material.tokens.is_empty() {
@@ -213,7 +215,7 @@ impl Security {
     /// through a socket file need none.
     ///
     /// # Errors
-    /// `PermissionDenied`, counted, if it has not.
+    /// `PermissionDenied` if the caller has no such certificate, which is counted.
     pub fn check_role(&self, extensions: &Extensions, role: Role) -> Result<(), Status> {
         let through_file = Caller::of(extensions).is_some_and(|caller| caller.peer().is_none());
         if !self.demands_certificates() || through_file || has_role(extensions, role) {
@@ -255,7 +257,7 @@ pub fn name_of(role: Role) -> String {
     format!("{role}.flambeau")
 }
 
-/// Returns the answer to a caller for which the members have no place.
+/// Returns the answer to a caller if all members' places are taken.
 pub fn crowded() -> Status {
     Status::resource_exhausted(
         "all places of this port are taken; raise --max-connections, or use more servers",

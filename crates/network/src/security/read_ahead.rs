@@ -8,17 +8,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::forwarding::forward_writes;
 
-/// The bytes that are read at a time from a new connection, and from one on which much has arrived.
+/// The size of the buffer of a new connection, and its largest size, in bytes.
 const FIRST: usize = 4 << 10;
 const MOST: usize = 256 << 10;
 
-/// A connection that reads more than it is asked for. rustls asks for 4 KiB at a time, which costs a system call each. The
-/// buffer grows with the bytes that arrive at once, so an idle connection has a small one.
+/// A connection that reads more bytes than rustls asks for. rustls asks for 4 KiB at a time, and each read would cost a
+/// system call. The buffer grows when one read fills it, so an idle connection has a small one.
 #[derive(Debug)]
 pub(super) struct ReadAhead<S> {
     io: S,
     buffer: Vec<u8>,
-    /// The part of the buffer that has not been handed on.
+    /// The range of the buffer that has not been handed on.
     start: usize,
     end: usize,
 }

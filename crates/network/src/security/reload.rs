@@ -11,8 +11,8 @@ use metrics::{counter, gauge};
 use super::material::{Contents, Material};
 use super::{Security, SecurityError, accept};
 
-/// The time between two reads of the files. A renewal of certificates waits for all processes: a few seconds with this
-/// value. On Kubernetes, a new Secret takes up to a minute to reach a process anyway. A read of four small files
+/// The time between two reads of the files. With this value, all processes use a renewed certificate within a few
+/// seconds. On Kubernetes, a new Secret takes up to a minute to reach a process anyway. A read of four small files
 /// takes some microseconds.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -75,8 +75,8 @@ impl Security {
         }
     }
 
-    /// Reads the files at once, because a peer has refused the credentials. Returns whether the files have others now,
-    /// which are in use from then on.
+    /// Reads the files at once, because a peer has refused the credentials. Returns whether the files have new
+    /// credentials, which are then in use.
     pub async fn read_again(&self) -> bool {
         self.has_files_to_follow() && self.look_aside(false).await
     }
@@ -107,7 +107,7 @@ impl Security {
         })
     }
 
-    /// Reads the files, and uses new contents. Returns whether there were any.
+    /// Reads the files, and uses their contents if they are new and valid. Returns whether they were.
     fn look(&self, twice: bool) -> bool {
         let files = self.files();
         // Locked before the files are read, so that an older look does not undo a newer one.
@@ -171,8 +171,8 @@ impl Security {
         gauge!("flambeau_accepted_tokens").set(material.tokens.len() as f64);
     }
 
-    /// Sets the counters of refusals and of reloads to 0, and the metrics of the credentials: a counter that does not
-    /// exist yet has no rate.
+    /// Sets the counters of refusals and of reloads to 0, because a counter that does not exist yet has no rate. Sets
+    /// the metrics of the credentials.
     pub fn begin_to_count(&self) {
         accept::begin_to_count();
         if self.has_files() {

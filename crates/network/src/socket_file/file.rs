@@ -1,4 +1,4 @@
-//! Files in memory that have no name, and their way to another process.
+//! Files in memory without a name, and their transfer to another process.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,8 +16,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Creates a file of zeros that no process can cut or extend. All its memory is allocated at once, so that a system without enough of it
-/// refuses the file instead of ending a process later.
+/// Creates a file of zeros that no process can truncate or extend. All of its memory is allocated at once, so a system
+/// without enough memory refuses the file now, and does not kill a process later.
 pub(super) fn create(bytes: u64) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let create = |flags| memfd_create("flambeau connection", flags);
@@ -30,10 +30,10 @@ pub(super) fn create(bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Refuses a file that is not in memory, has another size, is not allocated, or could be cut or extended. Access to memory that was cut ends
-/// a process.
+/// Refuses a file that is not in memory, has another size, is not allocated, or could be truncated or extended. Access
+/// to truncated memory would kill this process.
 pub(super) fn check(file: &File, bytes: u64) -> io::Result<()> {
-    /// The unit of a file's blocks.
+    /// The size of the blocks in which the system counts a file's memory, in bytes.
     const BLOCK: u64 = 512;
     let seals = SealFlags::SHRINK | SealFlags::GROW;
     if fcntl_get_seals(file).is_ok_and(|found| found.contains(seals)) {

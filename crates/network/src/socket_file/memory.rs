@@ -1,5 +1,6 @@
-//! Memory that the two processes of a connection share: a ring of bytes for each direction. Both sides use it at the same time, without a
-//! lock. Each one changes only its own counter of a ring, and checks that of the other, which may be broken or hostile.
+//! Memory that the two processes of a connection share: a ring of bytes for each direction. Both sides use a ring at
+//! the same time, without a lock. Each side changes only its own counter of a ring, and checks the counter of the other
+//! side, which may be broken or hostile.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,26 +13,26 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::file;
 
-/// The bytes of a ring: a block fits in, and both rings stay in the processors' cache.
+/// The size of a ring in bytes: a block fits in, and both rings stay in the processors' cache.
 pub(super) const RING_BYTES: usize = 1 << 20;
 
 /// The most bytes of one write, so that the other side reads them while the next ones are written.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// The bytes that are copied at a time on their way out. They stay in the first level of the cache.
+/// The most bytes that a reader copies at a time. They stay in the first-level cache.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// The bytes before each ring, for its counters.
+/// The number of bytes before each ring, for its counters.
 const COUNTERS_BYTES: usize = 4 << 10;
 
-/// The offsets of the counters of bytes that were written and read, and of the flags of a side that waits. None shares a cache line with
-/// another.
+/// The offsets of the counters of written and of read bytes, and of the flags of a waiting reader and of a waiting
+/// writer. Each has its own cache line.
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 const READER_WAITS: usize = 256;
 const WRITER_WAITS: usize = 384;
 
-/// The bytes of the memory.
+/// The size of the memory in bytes.
 const BYTES: usize = 2 * (COUNTERS_BYTES + RING_BYTES);
 
 /// Creates memory. Returns this side's ends of the rings, and the file by which the other side opens it.
@@ -47,7 +48,7 @@ pub(super) fn create() -> io::Result<(Writer, Reader, File)> {
 /// Opens memory that the other side has created.
 ///
 /// # Errors
-/// If the file is not such memory, or could be cut while it is in use.
+/// If the file is not such memory, or could be truncated while it is in use.
 pub(super) fn open(file: File) -> io::Result<(Writer, Reader)> {
     file::check(&file, BYTES as u64)?;
     let [first, second] = rings(file)?;
@@ -66,7 +67,7 @@ fn rings(file: File) -> io::Result<[Ring; 2]> {
 /// A ring in the memory.
 struct Ring {
     memory: Arc<MmapRegion>,
-    /// The offset of its counters.
+    /// The offset of the ring's counters.
     start: usize,
 }
 
@@ -76,7 +77,8 @@ impl Ring {
         counter.map_err(io::Error::other)
     }
 
-    /// Returns the contiguous memory of at most `most` bytes, from the one that comes after `position` others.
+    /// Returns the contiguous memory of at most `most` bytes, from the byte that follows the first `position` bytes of
+    /// the stream.
     fn slice(&self, position: u64, most: usize) -> io::Result<VolatileSlice<'_>> {
         let place = (position % RING_BYTES as u64) as usize;
         let count = most.min(RING_BYTES - place);
@@ -86,8 +88,8 @@ impl Ring {
         slice.map_err(io::Error::other)
     }
 
-    /// Sets a flag. Both sides use `SeqCst`: either this side sees the other's change when it looks again, or the other side sees the flag
-    /// after its change.
+    /// Sets a flag. Both sides use `SeqCst`. So either this side sees the other side's change when it checks the
+    /// counter again, or the other side sees the flag after its change.
     fn set(&self, flag: usize) -> io::Result<()> {
         self.counter(flag)?.store(1, SeqCst);
         Ok(())
@@ -100,7 +102,7 @@ impl Ring {
     }
 }
 
-/// Returns the number of bytes in a ring, from both counters.
+/// Returns the number of unread bytes in a ring, given both counters.
 fn filled(written: u64, read: u64) -> io::Result<usize> {
     let filled = written.wrapping_sub(read);
     if filled > RING_BYTES as u64 {
@@ -122,7 +124,7 @@ impl Writer {
         Self { ring, written }
     }
 
-    /// Writes bytes for which there is space, and returns their number.
+    /// Writes as many bytes as there is space for, and returns their number.
     ///
     /// # Errors
     /// If the other side has broken the memory.
@@ -148,14 +150,15 @@ impl Writer {
         Ok((self.written - before) as usize)
     }
 
-    /// Asks to be woken when bytes have been read. Returns whether there is still no space, so that the caller has to wait.
+    /// Asks to be woken when bytes have been read. Returns true if there is still no space, so that the caller has to
+    /// wait.
     pub(super) fn ask(&self) -> io::Result<bool> {
         self.ring.set(WRITER_WAITS)?;
         let read = self.ring.counter(READ)?.load(SeqCst);
         Ok(filled(self.written, read)? == RING_BYTES)
     }
 
-    /// Returns whether the reader has asked to be woken, and forgets that.
+    /// Returns whether the reader has asked to be woken, and clears its request.
     pub(super) fn take_question(&self) -> io::Result<bool> {
         self.ring.clear(READER_WAITS)
     }
@@ -173,7 +176,7 @@ impl Reader {
         Self { ring, read }
     }
 
-    /// Reads the bytes that there are, as many as fit, and returns their number.
+    /// Reads as many of the available bytes as fit, and returns their number.
     ///
     /// # Errors
     /// If the other side has broken the memory.
@@ -198,14 +201,15 @@ impl Reader {
         Ok(count)
     }
 
-    /// Asks to be woken when bytes have been written. Returns whether there are still none, so that the caller has to wait.
+    /// Asks to be woken when bytes have been written. Returns true if there are still none, so that the caller has to
+    /// wait.
     pub(super) fn ask(&self) -> io::Result<bool> {
         self.ring.set(READER_WAITS)?;
         let written = self.ring.counter(WRITTEN)?.load(SeqCst);
         Ok(filled(written, self.read)? == 0)
     }
 
-    /// Returns whether the writer has asked to be woken, and forgets that.
+    /// Returns whether the writer has asked to be woken, and clears its request.
     pub(super) fn take_question(&self) -> io::Result<bool> {
         self.ring.clear(WRITER_WAITS)
     }

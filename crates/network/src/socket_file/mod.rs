@@ -1,9 +1,10 @@
-//! Connections over socket files. Both processes are on one host, so the bytes go through memory that they share. A process makes a system call
-//! only to wake the other one when it waits.
+//! Connections over socket files. Both processes are on one host, so the bytes go through memory that they share. A
+//! process makes a system call only to wake the other process when that one waits.
 //!
-//! The caller creates the memory, and passes it through the socket as a file before its first byte. A caller without such memory sends
-//! its bytes through the socket. Any process that can open the socket file can send arbitrary bytes, and the memory adds no risk: its
-//! size is fixed, it cannot be cut, and a process copies bytes out of it before it reads them.
+//! The caller creates the memory, and passes it through the socket as a file before its first byte. A caller without
+//! such memory sends its bytes through the socket. Any process that can open the socket file can send arbitrary bytes.
+//! The memory adds no risk: its size is fixed, it cannot be truncated, and a process copies bytes out of it before it
+//! interprets them.
 
 #[cfg(target_os = "linux")]
 mod file;
@@ -27,7 +28,7 @@ use tokio::net::UnixStream;
 
 use self::shared::{Shared, Tasks};
 
-/// The bytes with which a caller passes memory. HTTP/2 begins with other ones.
+/// The bytes that a caller sends together with the memory. HTTP/2 begins with other bytes.
 const OFFER: [u8; 16] = *b"flambeau memory\n";
 
 /// A connection over a socket file.
@@ -41,7 +42,7 @@ pub struct SocketFileStream {
 enum State {
     /// The caller has not sent its first bytes yet.
     Accepted,
-    /// Bytes go through the socket. These have arrived and are not read yet.
+    /// Bytes go through the socket. The vector has those that have arrived and are not read yet.
     Socket(Vec<u8>),
     /// Bytes go through memory.
     Shared(Shared),
@@ -77,7 +78,8 @@ impl SocketFileStream {
         }
     }
 
-    /// Reads the first bytes of an accepted connection. They show which way all further bytes go.
+    /// Reads the first bytes of an accepted connection. They show whether all further bytes go through memory or
+    /// through the socket.
     fn poll_way(&mut self) -> Poll<io::Result<()>> {
         let waker = Waker::from(Arc::clone(&self.tasks));
         let mut first = [0; OFFER.len()];

@@ -1,4 +1,5 @@
-//! The bytes of a connection in memory that both sides share. The socket carries only wake-ups, and the end of the connection.
+//! A connection whose bytes go through memory that both sides share. The socket carries only wake-ups, and the end of
+//! the connection.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,7 +13,7 @@ use tokio::task::coop::poll_proceed;
 
 use super::memory::{Reader, Writer};
 
-/// The wake-ups that are read at a time.
+/// The most wake-ups that are read at a time.
 const WAKE_UPS: usize = 64;
 
 /// A connection's ends of both rings. Once the other side has ended its stream, this side can write no more either.
@@ -21,7 +22,8 @@ pub(super) struct Shared {
     reader: Reader,
     /// True if the other side has ended its stream.
     ended: bool,
-    /// The number of times that this side has asked to be woken, and of the wake-ups that it has read. There is at most one for each question.
+    /// The number of times that this side has asked to be woken, and the number of wake-ups that it has read. The other
+    /// side sends at most one wake-up for each request.
     asked: u64,
     woken: u64,
 }
@@ -136,7 +138,8 @@ impl Shared {
     }
 }
 
-/// Wakes the other side. A full socket already holds wake-ups for it. If the other side has ended, the next read finds out.
+/// Wakes the other side. If the socket is full, it already holds wake-ups for the other side. If the other side has
+/// ended, this side's next read finds out.
 fn wake_peer(socket: &UnixStream) {
     let _ = socket.try_write(&[0]);
 }

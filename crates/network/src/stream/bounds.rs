@@ -12,7 +12,8 @@ use shared_proto::protocol::MAX_MESSAGE_BYTES;
 pub struct Bounds {
     /// The most bytes on the wire.
     pub bytes: usize,
-    /// The most parts, that is fields of the messages in its fields. Each element of a repeated field counts.
+    /// The most parts. A part is a field of the message, or a field of a message in such a field. Each element of a
+    /// repeated field counts.
     pub parts: usize,
 }
 
@@ -25,8 +26,8 @@ impl Default for Bounds {
     }
 }
 
-/// Checks the number of a message's parts. If a field occurs several times, the parts of all occurrences are counted, because decoding
-/// merges them.
+/// Checks that a message has at most `most` parts. If a field occurs several times, the parts of all occurrences count,
+/// because decoding merges them.
 pub(super) fn count_parts(mut message: impl Buf, most: usize) -> Result<(), Status> {
     let mut parts = 0;
     while message.has_remaining() {

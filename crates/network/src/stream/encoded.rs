@@ -23,7 +23,7 @@ impl Encoded {
         pieces.finish()
     }
 
-    /// Returns its bytes, in pieces.
+    /// Returns the bytes of the message, in pieces.
     pub(super) fn into_pieces(self) -> VecDeque<Bytes> {
         self.0
     }
@@ -91,7 +91,7 @@ struct Tags {
     payload: u32,
 }
 
-/// The number of the dense values in a payload.
+/// The field number of the dense values in a payload.
 const DENSE: u32 = 2;
 
 impl Tags {
@@ -141,14 +141,14 @@ impl<P: Message> Part<P> {
         }
     }
 
-    /// Returns the length of the payload; none if there is no payload.
+    /// Returns the length of the payload; `None` if there is no payload.
     fn payload_length(&self) -> Option<usize> {
         let dense = self.dense.as_ref();
         let dense = dense.map_or(0, |values| field_length(DENSE, values.len()));
         Some(self.payload.as_ref()?.encoded_len() + dense)
     }
 
-    /// Returns the length of the part, in which the payload has this number.
+    /// Returns the length of the part, in which the payload has the field number `tag`.
     fn length(&self, tag: u32) -> usize {
         let payload = self.payload_length();
         self.rest.encoded_len() + payload.map_or(0, |length| field_length(tag, length))

@@ -27,25 +27,26 @@ pub(super) const POLLS: usize = 100;
 /// The longest sleep of a short wait. A wait in which polls have found a frame is short too.
 const SHORT: Duration = Duration::from_micros(100);
 
-/// The longest usual time between two polls. After a longer one, another thread or task probably needs the core, perhaps the sender.
+/// The longest usual time between two polls. After a longer one, another thread or task probably needs the core; it may
+/// be the sender.
 const UNDISTURBED: Duration = Duration::from_micros(50);
 
-/// The time for which a reader does not poll after a longer interval.
+/// The time for which a reader does not poll repeatedly after an interval longer than [`UNDISTURBED`].
 const CROWDED: Duration = Duration::from_millis(2);
 
 /// Messages that arrive on a body.
 pub struct Incoming<M> {
     body: tonic::body::Body,
-    /// The bytes that have come and belong to no finished message.
+    /// The bytes that have arrived and belong to no finished message.
     pieces: SegmentedBuf<Bytes>,
-    /// The newest bytes, which came in tiny frames.
+    /// The newest bytes, which arrived in tiny frames.
     tiny: BytesMut,
     bounds: Bounds,
-    /// The length of the next message, once its prefix has come.
+    /// The length of the next message, once its prefix has arrived.
     length: Option<usize>,
     /// True if the last wait was short, so that the next one may be too.
     short_waits: bool,
-    /// The time until which it does not poll, because another thread or task needs the core.
+    /// The time until which the reader does not poll repeatedly, because another thread or task needs the core.
     crowded: Option<Instant>,
     messages: PhantomData<M>,
 }
@@ -79,7 +80,7 @@ impl<M: Message + Default> Incoming<M> {
         self.pieces.push(data);
     }
 
-    /// Returns the number of bytes that have come and belong to no finished message.
+    /// Returns the number of bytes that have arrived and belong to no finished message.
     fn remaining(&self) -> usize {
         self.pieces.remaining() + self.tiny.len()
     }
@@ -90,8 +91,8 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// Returns the next message; none at the end. A payload is copied only if it came in several frames. The
-    /// future may be dropped and the method called again.
+    /// Returns the next message, or `None` at the end of the stream. A payload is copied only if it arrived in several
+    /// frames. The future may be dropped, and the method called again.
     ///
     /// # Errors
     /// The status with which the stream ended; `OutOfRange` for a message that is too large, and
@@ -122,8 +123,8 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// Returns the next frame. If waits are short, it polls several times before it lets the thread sleep. If they are
-    /// long, or another thread needs the core, that would take the core from threads that have work.
+    /// Returns the next frame. If waits are short, polls several times before it lets the thread sleep. If waits are
+    /// long, or another thread needs the core, polls only once, to leave the core to threads that have work.
     async fn frame(&mut self) -> Option<Result<Frame<Bytes>, Status>> {
         let mut poll = |context: &mut Context<'_>| Pin::new(&mut self.body).poll_frame(context);
         let mut last = Instant::now();

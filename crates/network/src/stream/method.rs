@@ -12,7 +12,7 @@ use crate::connections::Caller;
 use crate::security::{Credentials, Security, chain_of};
 use shared_proto::ids::Role;
 
-/// Calls the method of this path. `body` has the messages to send; those of the peer are returned.
+/// Calls the method with this path. `body` has the messages to send. Returns the messages of the peer.
 ///
 /// # Errors
 /// The status with which the peer refuses the call, or `Unavailable` if it cannot be reached.
@@ -44,8 +44,8 @@ pub async fn call<M: Message + Default>(
     }
 }
 
-/// Checks that a request is for the method of this path, and that its caller has the token and a certificate of this role.
-/// Returns the caller's place at the port.
+/// Checks that a request is for the method with this path, and that its caller has the token and a certificate of this
+/// role. Returns the caller's place at the port; `None` if connections are not counted, as in simulations.
 ///
 /// # Errors
 /// The response to a request that is refused.
@@ -70,7 +70,7 @@ pub fn admit(
     check().map_err(|status: Status| Box::new(status.into_http()))
 }
 
-/// Returns the response to a call of such a method.
+/// Returns the response to an admitted call. `body` has the messages to send.
 pub fn response(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let content = HeaderValue::from_static(CONTENT_TYPE);

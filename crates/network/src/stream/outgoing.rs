@@ -25,8 +25,8 @@ pub enum BodyKind {
 /// The sender of the messages of a [`body`].
 pub type Sender = mpsc::Sender<Result<Encoded, Status>>;
 
-/// Returns a body and the sender of its messages, of which `waiting` may wait to be sent. The body ends
-/// with a status that is sent, or with OK once the sender is dropped.
+/// Returns a body and the sender of its messages. At most `waiting` messages wait to be sent. The body ends with the
+/// status that the sender sends, or with OK once the sender is dropped.
 pub fn body(waiting: usize, kind: BodyKind) -> (Sender, tonic::body::Body) {
     let (sender, queue) = mpsc::channel(waiting);
     let outgoing = Outgoing {
@@ -42,14 +42,14 @@ struct Outgoing {
     queue: mpsc::Receiver<Result<Encoded, Status>>,
     /// The pieces of the messages taken from the queue.
     pieces: VecDeque<Bytes>,
-    /// The kind of its last frame; none once that has been sent.
+    /// The kind of the body, which decides its last frame; `None` once that has been sent.
     kind: Option<BodyKind>,
     /// The status to end with, once there is one.
     status: Option<Status>,
 }
 
 impl Outgoing {
-    /// Takes messages until there are enough bytes for a frame. Pending if there are none.
+    /// Takes messages until there are enough bytes for a frame. Returns `Pending` if there are none.
     fn poll_take(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while self.status.is_none()
             && self.pieces.iter().map(Bytes::len).sum::<usize>() < SMALL_BYTES

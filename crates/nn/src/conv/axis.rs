@@ -62,7 +62,7 @@ impl Axis {
         }
     }
 
-    /// Returns the phase that a tap reads, and its distance there from the position of the result.
+    /// Returns the phase that a tap reads, and the distance in this phase from the position of the result to the tap.
     pub(super) fn tap(&self, tap: usize) -> (usize, usize) {
         (tap % self.phases, tap * self.dilation / self.stride)
     }
@@ -82,7 +82,7 @@ impl Axis {
         self.output + self.reach()
     }
 
-    /// Returns the places in a phase that inputs have.
+    /// Returns the range of places in a phase that inputs have. All other places are zeros.
     pub(super) fn places(&self, phase: usize) -> Range<usize> {
         let offset = self.offset(phase);
         let start = self.padding.saturating_sub(offset).div_ceil(self.stride);
@@ -95,8 +95,8 @@ impl Axis {
         place * self.stride + self.offset(phase) - self.padding
     }
 
-    /// Returns the number of zeros before the gradients in their frame, for the taps that reach back behind the first
-    /// input.
+    /// Returns the number of zeros before the gradients in their frame. Taps that reach back before the first gradient
+    /// read them.
     pub(super) fn lead(&self) -> usize {
         let back = |tap| {
             let (phase, distance) = self.tap(tap);

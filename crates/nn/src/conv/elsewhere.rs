@@ -1,8 +1,8 @@
-//! Convolutions by candle's operations, for devices on which this crate does not compute.
+//! Convolutions computed by candle's operations, for devices on which this crate does not compute.
 //!
-//! candle's own gradient for the inputs computes each element by itself, which is slow on a GPU. It is a convolution of the result's
-//! gradient, with zeros between its elements, by the kernel rotated by 180 degrees (Dumoulin and Visin, "A guide to convolution
-//! arithmetic for deep learning", 2016, section 4).
+//! candle's own gradient of the inputs computes each element by itself, which is slow on a GPU. Here, the gradient of
+//! the inputs is a convolution of the result's gradient, with zeros between its elements, by the kernel rotated by 180
+//! degrees (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", 2016, section 4).
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,15 +15,15 @@ use candle_nn::Conv2dConfig;
 use super::geometry::Geometry;
 use crate::windows::Windows;
 
-/// Returns whether [`conv2d`] computes a convolution of these inputs: one on the CPU or an NVIDIA GPU, without groups or with a group for each
-/// channel.
+/// Returns whether [`conv2d`] can compute a convolution of these inputs: on the CPU or an NVIDIA GPU, with a single
+/// group or with a group for each channel.
 pub(super) fn computes(inputs: &Tensor, geometry: &Geometry) -> bool {
     let device = inputs.device().is_cpu() || inputs.device().is_cuda();
     let per_channel = (geometry.inputs, geometry.outputs) == (1, 1);
     device && (geometry.groups == 1 || per_channel)
 }
 
-/// Returns a convolution that [`computes`] names.
+/// Returns a convolution for which [`computes`] returns true.
 pub(super) fn conv2d(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<Tensor> {
     let (_, _, rows, columns) = weight.dims4()?;
     let kind = match (rows, columns, config.padding, config.stride) {
@@ -45,9 +45,9 @@ pub(super) fn conv2d(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) ->
 enum Kind {
     /// A kernel of one pixel: a product of matrices for each sample.
     Product,
-    /// candle's: each window becomes a row (im2col), then one product of matrices.
+    /// candle's algorithm: each window becomes a row (im2col), then one product of matrices.
     Unrolled,
-    /// Each channel has a kernel of its own. candle computes such channels one after the other.
+    /// Each channel has its own kernel. candle would compute the channels one after the other.
     Depthwise,
 }
 
@@ -119,7 +119,7 @@ impl Kind {
     }
 }
 
-/// A convolution in the graph. Its result is computed before, and the forward pass takes it.
+/// A convolution in candle's graph. Its result is computed beforehand, and the forward pass only takes the result.
 struct Computed {
     kind: Kind,
     config: Conv2dConfig,
@@ -198,8 +198,8 @@ fn product(inputs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     result.reshape((samples, outputs, rows, columns))
 }
 
-/// Returns the gradient of a product's weight: the sum of a product for each sample, or one product over all samples, whichever takes
-/// less memory.
+/// Returns the gradient of a product's weight. It is either a sum of products, one for each sample, or one product over
+/// all samples, whichever takes less memory.
 fn weight_of_product(inputs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<Tensor> {
     let (samples, channels, rows, columns) = inputs.dims4()?;
     let (outputs, size) = (weight.dim(0)?, rows * columns);
@@ -215,7 +215,8 @@ fn weight_of_product(inputs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Res
     sum.reshape(weight.shape())
 }
 
-/// Returns the gradient of a weight: a convolution of the inputs by the result's gradient, with samples and channels exchanged.
+/// Returns the gradient of a weight: a convolution of the inputs by the result's gradient, both with samples and
+/// channels exchanged.
 fn weight_of_unrolled(
     inputs: &Tensor,
     weight: &Tensor,
@@ -234,8 +235,8 @@ fn weight_of_unrolled(
     exchange(&sums.narrow(2, 0, rows)?.narrow(3, 0, columns)?)
 }
 
-/// Returns the convolution of each channel with a kernel of its own: the sum of all places in the kernel, each for all pixels at once.
-/// Sums are `f32` if the inputs have fewer digits.
+/// Returns the convolution of each channel with its own kernel: a sum over the taps of the kernel, each computed for
+/// all pixels at once. Sums are `f32` if the inputs have a lower precision.
 fn depthwise(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<Tensor> {
     let (channels, _, rows, columns) = weight.dims4()?;
     let windows = windows_of(inputs, weight, config)?;
@@ -281,7 +282,7 @@ fn taps(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).flat_map(move |row| (0..columns).map(move |column| (row, column)))
 }
 
-/// Returns a tensor in the type of sums.
+/// Returns a tensor in the type in which sums are computed: `f64` for `f64`, otherwise `f32`.
 fn in_sums(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
         DType::F64 => Ok(x.clone()),
@@ -289,7 +290,7 @@ fn in_sums(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Returns the windows of inputs on which a kernel lies.
+/// Returns the windows of the inputs that the kernel covers.
 fn windows_of(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<Windows> {
     let (_, _, height, width) = inputs.dims4()?;
     let (_, _, rows, columns) = weight.dims4()?;
@@ -313,7 +314,8 @@ struct Around {
 }
 
 impl Around {
-    /// Returns the zeros around a gradient with zeros between of this length, for inputs of `size` pixels.
+    /// Returns the zeros around a gradient that has `dilated` elements with the zeros between them, for inputs of
+    /// `size` pixels.
     fn new(config: &Conv2dConfig, size: usize, kernel: usize, dilated: usize) -> Self {
         let reach = config.dilation * (kernel - 1);
         let before = reach as isize - config.padding as isize;

@@ -6,9 +6,10 @@
 //! sum of shifted lines times weights. The positions where a row ends and the next one begins are computed too, and
 //! left out of the result.
 //!
-//! A convolution with stride `s` splits a picture into *phases*: each has every `s`-th row and every `s`-th column,
-//! from an offset of its own on. Neighbouring positions of the kernel read neighbours in a phase by the same tap. Each phase has a frame
-//! of its own. A phase that no tap reads has none, so the frames stay small however large the stride is.
+//! A convolution with stride `s` splits a picture into *phases*. Each phase has every `s`-th row and every `s`-th
+//! column, from its own offset on. At neighbouring positions of the kernel, a tap reads neighbouring elements of one
+//! phase. Each phase that taps read has its own frame; the other phases have none, so the frames stay small however
+//! large the stride is.
 
 use candle_core::{Result, Tensor, bail};
 use candle_nn::Conv2dConfig;
@@ -21,9 +22,9 @@ use crate::simd::Element;
 pub(super) struct Geometry {
     pub(super) samples: usize,
     pub(super) groups: usize,
-    /// Channels of a group.
+    /// The number of input channels of a group.
     pub(super) inputs: usize,
-    /// Channels of a group.
+    /// The number of output channels of a group.
     pub(super) outputs: usize,
     pub(super) rows: Axis,
     pub(super) columns: Axis,
@@ -133,7 +134,7 @@ impl Geometry {
         self.rows.gradient_frame() * width
     }
 
-    /// Returns where each tap begins in the frames of a channel.
+    /// Returns the offset of each tap in the frames of a channel.
     pub(super) fn tap_offsets(&self, width: usize) -> Vec<usize> {
         let frame = self.rows.input_frame() * width;
         let mut offsets = Vec::with_capacity(self.taps());
@@ -148,7 +149,7 @@ impl Geometry {
         offsets
     }
 
-    /// Returns each tap with the place where it begins.
+    /// Returns each tap with its offset in the frames of a channel.
     pub(super) fn taps_by_frame(&self, width: usize) -> Vec<(usize, usize)> {
         self.tap_offsets(width).into_iter().enumerate().collect()
     }
@@ -196,17 +197,17 @@ impl Geometry {
         }
     }
 
-    /// Returns the place of the first gradient in its frame.
+    /// Returns the offset of the first gradient in its frame.
     pub(super) fn first_gradient(&self, width: usize) -> usize {
         self.rows.lead() * width + self.columns.lead()
     }
 
-    /// Returns how many places of a line lie between the first result and the last, both included.
+    /// Returns the number of places in a line from the first result to the last, both included.
     pub(super) fn line(&self, width: usize) -> usize {
         (self.rows.output - 1) * width + self.columns.output
     }
 
-    /// Returns the phases that taps read. Their taps make the gradients of the inputs.
+    /// Returns the phases that taps read, with the taps that make the gradients of their inputs.
     pub(super) fn phases(&self, width: usize) -> Vec<Phase> {
         let columns = self.columns.phases;
         let phases = (0..self.rows.phases * columns)
@@ -287,7 +288,7 @@ pub(super) fn check_groups(inputs: usize, outputs: usize, groups: usize) -> Resu
 
 /// The inputs that one phase's taps read.
 pub(super) struct Phase {
-    /// Taps, and where each begins in the frame of the gradients.
+    /// Each tap, with its offset in the frame of the gradients.
     pub(super) taps: Vec<(usize, usize)>,
     /// The distance from the first input to the end of the last one, in a line.
     pub(super) length: usize,

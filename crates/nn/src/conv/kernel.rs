@@ -72,7 +72,7 @@ fn store<S: Simd, T: Element, const M: usize, const V: usize>(
     V
 }
 
-/// Computes `V` vectors of each row, from position `at` on. The source must have as many elements.
+/// Computes `V` vectors of each row, from position `at` on. The source must have `V` whole vectors at each offset.
 #[inline(always)]
 fn combine_whole<S: Simd, T: Element, const M: usize, const V: usize>(
     simd: S,

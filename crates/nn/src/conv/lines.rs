@@ -5,22 +5,22 @@ use pulp::Simd;
 use super::kernel::combine;
 use crate::simd::Element;
 
-/// How the lines of a result are made from the frames of a source. `M` lines are made at a time.
+/// The sums that make the lines of a result from the frames of a source, `M` lines at a time.
 pub(super) struct Combination<T, const M: usize> {
     groups: usize,
-    /// Channels of a group of the result.
+    /// The number of channels in a group of the result.
     targets: usize,
     /// For each group and each `M` channels of the result: for each term, the weight in each of the `M` channels.
     weights: Vec<T>,
-    /// Where each term begins in the frames of a group.
+    /// The offset of each term in the frames of a group.
     offsets: Vec<usize>,
     /// The number of elements of a group's frames.
     group: usize,
 }
 
 impl<T: Element, const M: usize> Combination<T, M> {
-    /// Sums over `sources` channels of `plane` elements each, and over taps, given as a number and a place in the
-    /// plane. `weight` is asked for the weight of a group's target, source and tap.
+    /// Creates sums over `sources` channels of `plane` elements each, and over taps. A tap has an index, and an offset
+    /// in the plane. `weight` returns the weight for a group, target, source and tap.
     pub(super) fn new(
         (groups, targets, sources): (usize, usize, usize),
         plane: usize,
@@ -54,7 +54,7 @@ impl<T: Element, const M: usize> Combination<T, M> {
         }
     }
 
-    /// Makes lines of the given length. `V` vectors of each are made at a time.
+    /// Computes lines of the given length, `V` vectors of each line at a time.
     #[inline(always)]
     pub(super) fn run<S: Simd, const V: usize>(
         &self,
@@ -99,10 +99,10 @@ pub(super) struct Pixels<'a, T> {
 }
 
 impl<'a, T: Element> Pixels<'a, T> {
-    /// Pictures of fewer pixels are gathered.
+    /// Pictures with fewer pixels are joined.
     const SMALL: usize = 128;
 
-    /// The length of gathered lines, at least.
+    /// The length that joined lines have at least, if there are enough samples.
     const LINE: usize = 1024;
 
     pub(super) fn new(pictures: &'a [T], channels: usize, size: usize) -> Self {
@@ -128,7 +128,7 @@ impl<'a, T: Element> Pixels<'a, T> {
         }
     }
 
-    /// Returns the number of elements between two channels of a piece.
+    /// Returns the number of elements from one channel of a piece to the next.
     pub(super) fn plane(&self) -> usize {
         self.block * self.size
     }

@@ -94,9 +94,10 @@ impl Conv2d {
 /// `[outputs, channels / groups, rows, columns]`, plus a bias of shape `[outputs]`.
 ///
 /// This crate computes it if all tensors are on the CPU and have the same type: `f32`, `f64`, `bf16` or `f16`. It
-/// converts the last two to `f32`, and the result back. Otherwise candle's operations compute it, with the algorithm that the configuration names
-/// for cuDNN. With several groups of more than one channel, candle's gradient fails for some pictures that are not square, if the stride is not 1. If inputs or weight have no elements, the result is the
-/// bias, and only the bias has a gradient.
+/// converts the last two to `f32`, and the result back. Otherwise candle's operations compute it, with the algorithm
+/// that the configuration names for cuDNN. With several groups of more than one channel, candle's gradient fails for
+/// some pictures that are not square, if the stride is not 1. If the inputs or the weight have no elements, the result
+/// is the bias, and only the bias has a gradient.
 ///
 /// # Errors
 /// If the shapes do not fit, if the sizes are larger than the address range, or candle's.
@@ -294,7 +295,7 @@ impl Layer for Convolution {
     }
 }
 
-/// Returns the elements of samples.
+/// Returns the range of elements of these samples, with `size` elements each.
 fn of_samples(samples: &Range<usize>, size: usize) -> Range<usize> {
     samples.start * size..samples.end * size
 }
@@ -316,7 +317,7 @@ fn summed<T: Element>(parts: Vec<Vec<T>>) -> Vec<T> {
     sum
 }
 
-/// Returns the sum of each channel.
+/// Returns the sum of each channel over all samples.
 fn sums<T: Element>(values: &[T], channels: usize, size: usize) -> Vec<T> {
     let mut sums = vec![T::zero(); channels];
     for sample in values.chunks_exact(channels * size) {

@@ -10,7 +10,7 @@ use super::lines::{Combination, Pixels};
 use crate::activation::Limits;
 use crate::simd::{Element, extend_with};
 
-/// The zeros behind the last frame, so that it is read in whole vectors.
+/// The number of zeros behind the last frame, so that it can be read in whole vectors.
 const BEHIND: usize = 128;
 
 /// The forward pass, with a bias for each channel of the result, and an activation.
@@ -81,7 +81,7 @@ impl<T: Element> Forward<'_, T> {
         result
     }
 
-    /// Appends a part of a channel to the result.
+    /// Adds the bias to a part of a channel, limits it, and appends it to the result.
     #[inline(always)]
     fn append(&self, output: usize, part: &[T], result: &mut Vec<T>) {
         let (bias, limits) = (self.bias[output], self.limits);
@@ -89,7 +89,7 @@ impl<T: Element> Forward<'_, T> {
     }
 }
 
-/// The backward pass. It returns the gradients of the inputs and of the weight, each if it is asked for.
+/// The backward pass. It computes the gradients of the inputs and of the weight, each only if it is requested.
 pub(super) struct Backward<'a, T> {
     pub(super) geometry: Geometry,
     pub(super) inputs: &'a [T],
@@ -125,7 +125,7 @@ impl<T: Element> Backward<'_, T> {
         }
     }
 
-    /// The weight of a group's output, input and tap.
+    /// Returns the weight for a group's output, input and tap.
     #[inline(always)]
     fn weight(&self, group: usize, output: usize, input: usize, tap: usize) -> T {
         let g = &self.geometry;
@@ -244,14 +244,14 @@ impl<T: Element> Backward<'_, T> {
     }
 }
 
-/// The sum for the gradient of a weight.
+/// The gradient of a weight, summed over samples.
 struct WeightGradient<T> {
     groups: usize,
     outputs: usize,
-    /// Where each term begins in the frames of a group's inputs, and the number of elements of these.
+    /// The offset of each term in the frames of a group's inputs, and the number of elements of these frames.
     terms: Vec<usize>,
     inputs: usize,
-    /// Where a channel's gradients begin in their frame, and the number of elements of a frame.
+    /// The offset of a channel's gradients in their frame, and the number of elements of this frame.
     first: usize,
     plane: usize,
     sums: Vec<T>,
@@ -273,7 +273,7 @@ impl<T: Element> WeightGradient<T> {
         }
     }
 
-    /// Adds the parts of some samples.
+    /// Adds the parts of the gradient that come from these samples.
     #[inline(always)]
     fn add<S: Simd, const A: usize, const B: usize>(
         &mut self,

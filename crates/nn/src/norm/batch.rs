@@ -13,15 +13,15 @@ use crate::replicas::share;
 use crate::simd::Element;
 use crate::storage::{check_float, computed_here, elements, with_type};
 
-/// The name of a tensor that the `VarBuilder` of a [`BatchNorm`] has if nothing may change the layer's running statistics.
+/// If the `VarBuilder` of a [`BatchNorm`] has a tensor with this name, the layer never changes its running statistics.
 pub const FROZEN_STATISTICS: &str = "frozen_statistics";
 
-/// How a [`BatchNorm`] computes. The default is PyTorch's.
+/// The settings of a [`BatchNorm`]. The default is PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNormConfig {
     /// Added to the variance.
     pub eps: f64,
-    /// The part of a batch in the new running statistics.
+    /// The weight of a batch's statistics in the new running statistics.
     pub momentum: f64,
     /// Applied to the result, in the same operation.
     pub activation: Activation,
@@ -37,21 +37,21 @@ impl Default for BatchNormConfig {
     }
 }
 
-/// Batch normalisation of inputs of shape `[samples, channels, ...]`: of pictures (`BatchNorm2d` in PyTorch) as of
-/// anything else (`BatchNorm1d`).
+/// Batch normalisation of inputs of shape `[samples, channels, ...]`: of pictures (`BatchNorm2d` in PyTorch), or of any
+/// others (`BatchNorm1d`).
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     weight: Tensor,
     bias: Tensor,
     running: RunningStatistics,
-    /// The variables of the mean and the variance, as the model was given them.
+    /// The running mean and variance, as the `VarBuilder` returned them.
     variables: [Tensor; 2],
     /// True if the running statistics stay as they are.
     is_frozen: bool,
     config: BatchNormConfig,
 }
 
-/// The mean and the variance of each channel over many batches, by which a model is evaluated.
+/// The mean and the variance of each channel over many batches, for evaluation.
 #[derive(Clone, Debug)]
 pub struct RunningStatistics {
     /// Of shape `[channels]`.
@@ -63,7 +63,8 @@ pub struct RunningStatistics {
 impl BatchNorm {
     /// Asks `vars` for `weight`, `bias`, `running_mean` and `running_var`, initially 1, 0, 0 and 1.
     ///
-    /// The running statistics stay as they are if `vars` has [`FROZEN_STATISTICS`], or gives tensors that are no variables.
+    /// The running statistics stay as they are if `vars` has [`FROZEN_STATISTICS`], or returns tensors that are not
+    /// variables.
     ///
     /// # Errors
     /// Those of `vars`.
@@ -84,9 +85,10 @@ impl BatchNorm {
         })
     }
 
-    /// In training, returns [`Self::train`] of the inputs and sets the variables of the running statistics. Otherwise,
-    /// returns [`Self::evaluate`]: also in training if the running statistics are frozen, as a layer of Keras is, so that what is
-    /// trained behind it is what is evaluated, and for a batch with one element for each channel, which has no variance.
+    /// In training, returns [`Self::train`] of the inputs, and sets the variables of the running statistics. Otherwise,
+    /// returns [`Self::evaluate`]. There are two cases in which it returns [`Self::evaluate`] in training too. If the
+    /// running statistics are frozen, it does so as Keras does: the layers behind this one are trained with the same
+    /// inputs that they get in evaluation. A batch with one element for each channel has no variance.
     ///
     /// # Errors
     /// Those of [`Self::train`] and [`Self::evaluate`].
@@ -106,13 +108,13 @@ impl BatchNorm {
         Ok(normal)
     }
 
-    /// Normalises by the statistics of the batch, within [`synchronised`](crate::synchronised) by those of the batches of all
-    /// replicas. Returns the result and the new running statistics. This layer does not store these: the caller sets
-    /// `running_mean` and `running_var`.
+    /// Normalises by the statistics of the batch, or, within [`synchronised`](crate::synchronised), by those of the
+    /// batches of all replicas. Returns the result and the new running statistics. This layer does not store the new
+    /// statistics: the caller sets `running_mean` and `running_var`.
     ///
     /// # Errors
-    /// If the inputs do not have this layer's channels, if a channel has fewer than two elements, candle's, or those of the
-    /// replicas.
+    /// If the inputs do not have this layer's channels, if a channel has fewer than two elements (on all replicas
+    /// together, within [`synchronised`](crate::synchronised)), candle's, or those of the replicas.
     pub fn train(&self, inputs: &Tensor) -> Result<(Tensor, RunningStatistics)> {
         let size = self.check(inputs)?;
         if self.channels() == 0 {
@@ -183,7 +185,7 @@ impl BatchNorm {
         Normalize::new(size, statistics, eps, origin, activation)
     }
 
-    /// Returns a running statistic after a batch with the statistic `new`, times `factor`.
+    /// Returns a running statistic after a batch with the statistic `new · factor`.
     fn running(&self, old: &Tensor, new: &Tensor, factor: f64) -> Result<Tensor> {
         let momentum = self.config.momentum;
         // In the statistics' type: that of the inputs may have fewer digits.

@@ -1,4 +1,4 @@
-//! The mean and the variance of a channel over the elements of all replicas, and the gradients that come by way of them.
+//! The mean and the variance of a channel over the elements of all replicas, and the gradients that pass through them.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
 
@@ -16,7 +16,7 @@ pub(super) struct Joint {
 /// The statistics of each channel over the elements of all replicas.
 pub(super) struct JointStatistics {
     pub(super) mean: Vec<f64>,
-    /// The biased one.
+    /// The biased variance.
     pub(super) variance: Vec<f64>,
     pub(super) joint: Joint,
 }
@@ -27,13 +27,14 @@ impl Joint {
         self.elements
     }
 
-    /// Joins the mean and the biased variance over the `count` elements of each channel here with those of all replicas.
+    /// Joins the mean and the biased variance over this replica's `count` elements of each channel with those of all
+    /// replicas.
     ///
-    /// The replicas add up counts, sums and sums of squares in `f64`. The square of an `f32` is exact in it, so what rounding
-    /// leaves of a variance is below what the `f32` elements themselves have lost, however large their mean is.
+    /// The replicas add up counts, sums and sums of squares in `f64`, in which the square of an `f32` is exact. So,
+    /// however large the mean is, rounding changes the variance less than the rounding of the elements to `f32` did.
     ///
     /// # Errors
-    /// Those of the replicas, or if all have a single element.
+    /// Those of the replicas, or if all replicas together have fewer than two elements for each channel.
     pub(super) fn statistics(
         share: Share,
         mean: &[f64],
@@ -70,11 +71,12 @@ impl Joint {
         })
     }
 
-    /// Makes gradients by this replica's own loss, of statistics over all replicas, the gradients of each element's part: those of
-    /// its sum, and of its squared deviation.
+    /// Takes the gradients of this replica's loss with respect to the statistics over all replicas. Replaces them by
+    /// sums over all replicas: the gradients with respect to an element's part in the mean, and to its squared
+    /// deviation.
     ///
-    /// The loss of a step is the mean of the replicas' losses, weighted by their samples, and a statistic has a part in each of
-    /// these. What a replica returns is multiplied by its weight once more, so that is divided out here.
+    /// The loss of a step is the mean of the replicas' losses, weighted by their samples, and each loss depends on the
+    /// statistics. A replica's gradient is multiplied by its weight later, so these sums are divided by it here.
     ///
     /// # Errors
     /// Those of the replicas.
@@ -91,9 +93,9 @@ impl Joint {
         Ok(())
     }
 
-    /// Joins statistics as [`Self::statistics`] does, for candle's operations on any device. Returns the mean and the variance over
-    /// all replicas as tensors in the computer's memory, through which gradients go back to those of this replica, and the
-    /// number of elements.
+    /// Joins statistics as [`Self::statistics`] does, for candle's operations on any device. Returns the mean and the
+    /// variance over all replicas as tensors on the CPU, through which gradients reach the mean and the variance of
+    /// this replica; and the number of elements.
     pub(super) fn differentiable(
         share: Share,
         mean: &Tensor,

@@ -41,8 +41,8 @@ fn extend_with_map_simd<S: Simd, T: Element>(
     });
 }
 
-/// Returns two sums over the elements of a channel: of the gradients of `x · factor + summand`, and of the products of these
-/// gradients with `x - mean`.
+/// Returns two sums over the elements of a channel: the sum of the gradients of `x · factor + summand`, and the sum of
+/// the products of these gradients with `x - mean`.
 #[pulp::with_simd(sums_of_gradients = Arch::new())]
 #[inline(always)]
 fn sums_of_gradients_simd<S: Simd, T: Element>(
@@ -70,8 +70,8 @@ fn sums_of_gradients_simd<S: Simd, T: Element>(
     (total(of_bias), total(of_weight))
 }
 
-/// Appends the gradients of a channel's elements. `shift` and `slope` are the parts of the gradient that reach an element by way
-/// of the mean, and by way of the variance: the latter is `(x - mean) · slope`. With running statistics, both are 0.
+/// Appends the gradients of a channel's elements. Each has a part that comes through the mean, `shift`, and a part that
+/// comes through the variance, `(x - mean) · slope`. With running statistics, `shift` and `slope` are 0.
 #[pulp::with_simd(extend_with_gradients = Arch::new())]
 #[inline(always)]
 fn extend_with_gradients_simd<S: Simd, T: Element>(
@@ -98,19 +98,21 @@ pub(super) struct Normalize {
     activation: Activation,
 }
 
-/// The elements that a mean and a variance are from. It decides the part that inputs have in them, and so in the gradient.
+/// The elements over which the mean and the variance were computed. They decide which gradient reaches the inputs
+/// through the mean and the variance.
 #[derive(Clone)]
 pub(super) enum Origin {
     /// Inputs of earlier steps.
     Earlier,
-    /// The inputs.
+    /// The inputs themselves.
     Batch,
     /// The inputs of all replicas of the step.
     Replicas(Joint),
 }
 
 impl Normalize {
-    /// The normalisation of inputs with `size` elements for each channel of a sample. `eps` is added to the variance.
+    /// Returns the normalisation of inputs with `size` elements for each channel of a sample. `eps` is added to the
+    /// variance.
     pub(super) fn new(
         size: usize,
         (mean, variance): (Vec<f64>, &[f64]),
@@ -207,8 +209,8 @@ impl Normalize {
         pass.inputs.chunks_exact(self.size).zip(gradients)
     }
 
-    /// Returns the parts of the inputs' gradient that come by way of the mean and of the variance, for each channel, as
-    /// [`extend_with_gradients`] takes them. `sums` are those of [`sums_of_gradients`].
+    /// Returns the `shift` and the `slope` of each channel, for [`extend_with_gradients`]. `sums` has the
+    /// [`sums_of_gradients`] of each channel.
     fn by_statistics<T: Element>(
         &self,
         pass: &Pass<T>,

@@ -101,8 +101,8 @@ impl GroupNorm {
     }
 }
 
-/// Normalises each row of `size` elements. A sample has `groups` rows, and in a row, each `run` elements share a weight
-/// and a bias.
+/// Normalises each row of `size` elements. A sample has `groups` rows. In a row, every `run` consecutive elements share
+/// a weight and a bias.
 struct Rows {
     size: usize,
     run: usize,

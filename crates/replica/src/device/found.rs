@@ -20,7 +20,7 @@ pub struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Cpu {
-    /// The number of cores, as the system and the container limit it.
+    /// The number of logical cores that the system and the container allow.
     pub cores: usize,
     /// The number of threads with which a worker computes.
     pub threads: usize,
@@ -34,12 +34,12 @@ pub struct Cpu {
 pub enum Gpus {
     /// This program was not built for GPUs.
     NotBuilt {
-        /// The number of GPUs that the driver of this machine knows, as far as that can be seen.
+        /// The number of GPUs for which NVIDIA's driver has an entry under `/proc`; 0 if that cannot be read.
         present: usize,
     },
     /// The driver does not answer.
     Unusable(String),
-    /// The driver's GPUs in its order. A list without elements says that there are none.
+    /// The GPUs in the driver's order; empty if there are none.
     Listed(Vec<Gpu>),
 }
 
@@ -47,9 +47,9 @@ pub enum Gpus {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Gpu {
-    /// The name by which a worker is given it, such as `cuda:0`.
+    /// The name by which a worker is given this GPU, such as `cuda:0`.
     pub device: String,
-    /// The driver's description, or the reason why it cannot be opened.
+    /// The driver's description, or the reason why the GPU cannot be opened.
     pub state: Result<GpuState, String>,
 }
 
@@ -59,7 +59,7 @@ pub struct Gpu {
 pub struct GpuState {
     /// The product's name.
     pub name: String,
-    /// All of its memory.
+    /// The total memory of the GPU.
     pub memory_bytes: u64,
     /// The memory that no process uses.
     pub free_bytes: u64,

@@ -11,21 +11,21 @@ use super::DeviceError;
 const MEBIBYTE: u64 = 1 << 20;
 const GIBIBYTE: u64 = 1 << 30;
 
-/// The end of a limit of which all is taken at once.
+/// The suffix of a limit whose memory is all taken at once.
 const RESERVED: &str = "/reserved";
 
-/// The most memory that a process may take of a device: `8GiB` or `512MiB`. With `/reserved` behind it, the process takes all of it at
-/// once, so that no other process can.
+/// The most memory of a GPU that the tensors of a process may take: `8GiB` or `512MiB`. With the suffix `/reserved`,
+/// the process takes all of it at once, so that no other process can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// The limit, at least 1.
+    /// The limit in bytes, at least 1.
     pub bytes: u64,
-    /// True if the memory is taken at once, and not when it is needed.
+    /// True if all of the memory is taken at once, and not when it is needed.
     pub reserved: bool,
 }
 
 impl MemoryLimit {
-    /// Returns the limit of two devices together.
+    /// Returns the sum of two limits. It is reserved if either of them is.
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_add(other.bytes),
@@ -64,11 +64,11 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-/// The limits of this process, by the GPU's number. None: it takes what it needs.
+/// The limits of this process, by the GPU's index. `None` stands for no limit.
 static APPLIED: Mutex<BTreeMap<usize, Option<MemoryLimit>>> = Mutex::new(BTreeMap::new());
 
-/// Limits the memory that this process takes of a GPU. Free memory stays with the process for its next tensors. A process cannot change a
-/// limit.
+/// Limits the memory of a GPU that the tensors of this process take. The process keeps freed memory for its next
+/// tensors. A process cannot change a limit later.
 pub(super) fn apply(gpu: usize, limit: Option<MemoryLimit>) -> Result<(), DeviceError> {
     let mut applied = APPLIED.lock();
     match applied.get(&gpu) {

@@ -1,4 +1,4 @@
-//! Gradients that the GPUs of a worker add up themselves, by NCCL.
+//! Sums of gradients that GPUs compute through NCCL.
 
 use std::collections::BTreeSet;
 
@@ -16,26 +16,26 @@ use crate::mirror::{DeviceSteps, StepsMade};
 use crate::step::{Computed, Positions, Step};
 use crate::thread::{ModelReplica, NcclId, PartOfStep};
 
-/// Returns the devices, each with one queue for the work of all threads. NCCL needs one stream for all calls of a rank; by default candle gives
-/// each thread its own.
+/// Returns the devices, each with one stream for all threads. NCCL needs the same stream in all calls of a rank; by
+/// default, candle gives each thread its own stream.
 pub(super) fn with_one_queue_each(devices: &[Device]) -> Result<Vec<Device>, ReplicaError> {
     let devices = devices.iter().map(device::with_one_queue);
     let devices = devices.collect::<Result<_, _>>();
     devices.map_err(|error| ReplicaError::Devices(error.to_string()))
 }
 
-/// The GPUs that add up gradients among themselves, by NCCL.
+/// The GPUs that add up their gradients through NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Adding {
-    /// None: gradients are added up on the host.
+    /// No GPUs: gradients are added up on the host.
     Nowhere,
-    /// Those of this worker.
+    /// All GPUs of this worker.
     WithinWorker,
-    /// Those of several workers, each of which has one.
+    /// The GPUs of several workers. Each worker has one GPU.
     AmongWorkers,
 }
 
-/// Returns the GPUs among which the replicas of a job on these devices add up their gradients.
+/// Returns which GPUs add up their gradients, if a worker of the job has these devices.
 ///
 /// # Errors
 /// [`ReplicaError::Devices`] if the job wants NCCL where it is not possible.
@@ -55,7 +55,7 @@ pub(super) fn adding(job: &Job, devices: &[Device]) -> Result<Adding, ReplicaErr
     }
 }
 
-/// Returns why these devices cannot add up by NCCL; none if they can.
+/// Returns the reason why these devices cannot add up gradients through NCCL; `None` if they can.
 fn problem(job: &Job, devices: &[Device], adding: Adding) -> Option<&'static str> {
     let number = |device: &Device| match device.location() {
         DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
@@ -83,7 +83,7 @@ fn problem(job: &Job, devices: &[Device], adding: Adding) -> Option<&'static str
         .then_some("`strategy.batch_norm = \"synchronised\"` adds up in the worker's memory")
 }
 
-/// Makes the replicas, each on a GPU of its own, a group of NCCL.
+/// Joins the replicas, each on its own GPU, into one NCCL group.
 pub(super) async fn join(replicas: &[ModelReplica]) -> Result<(), ReplicaError> {
     let (id, ranks) = (NcclId::new()?, replicas.len());
     let joining = replicas.iter().enumerate();

@@ -7,15 +7,15 @@ use crate::thread::ModelReplica;
 pub(super) struct Share<'a> {
     pub(super) replica: &'a ModelReplica,
     pub(super) positions: Positions,
-    /// The number of the device, and the number of all devices.
+    /// The index of the device, and the number of devices.
     pub(super) number: u32,
     pub(super) devices: u32,
-    /// Its part of the step's samples.
+    /// This share's fraction of the step's samples.
     pub(super) part: f64,
 }
 
 impl Share<'_> {
-    /// Returns the step for this device, which has random numbers of its own.
+    /// Returns the step with a rank for this device, so that each device draws its own random numbers.
     pub(super) fn of(&self, step: Step) -> Step {
         let rank = step.rank.wrapping_mul(self.devices);
         Step {
@@ -25,7 +25,8 @@ impl Share<'_> {
     }
 }
 
-/// Returns the positions of a device's samples: consecutive ones, of which each device has as many as the others, or one more.
+/// Returns the positions of a device's samples. They are consecutive. The devices' numbers of samples differ by at most
+/// one.
 pub(super) fn part(all: Positions, device: usize, devices: usize) -> Positions {
     let samples = u128::from(all.samples());
     let before = |device: usize| {

@@ -4,13 +4,14 @@ use candle_core::{Result, Tensor, Var};
 
 use super::micro::MicroBatch;
 
-/// The variables of a stage that the model changes while it computes. Each micro-batch changes them from the values before its batch; after
-/// the last one they have the mean of these changes, weighted by samples.
+/// The variables of a stage that the model changes in its forward pass. Each micro-batch begins with the values before
+/// its batch. After the last one, each variable has its value before the batch plus the mean change, weighted by
+/// samples.
 pub(super) struct Averages<'a> {
     vars: &'a [Var],
-    /// Their values before the batch.
+    /// The variables' values before the batch.
     before: Vec<Tensor>,
-    /// The sums of their changes.
+    /// The sums of the variables' changes.
     changes: Vec<Tensor>,
 }
 
@@ -23,7 +24,8 @@ impl<'a> Averages<'a> {
         })
     }
 
-    /// Takes in what the forward pass of a micro-batch has changed.
+    /// Adds the changes that the forward pass of a micro-batch has made, and sets the variables back. After the last
+    /// micro-batch of a batch, sets them to their new values.
     pub(super) fn add(&mut self, micro_batch: &MicroBatch) -> Result<()> {
         let share = micro_batch.share_of_batch;
         if share == 1.0 {
@@ -48,7 +50,7 @@ impl<'a> Averages<'a> {
     }
 }
 
-/// Returns the values of a variable in memory of their own.
+/// Returns a copy of a variable's values.
 fn copy(var: &Var) -> Result<Tensor> {
     var.as_detached_tensor().copy()
 }

@@ -1,10 +1,11 @@
-//! The share of time in which devices wait for each other.
+//! The pipeline bubble: the share of time in which devices wait for each other.
 
 use metrics::{Gauge, gauge};
 
 use super::lane::Done;
 
-/// The share of the devices' time in a step's passes in which they have waited, beside that of equal stages.
+/// The share of the devices' time in a step's passes in which they waited: the measured one, and the ideal one, for
+/// stages that take equally long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bubble {
     pub(super) measured: f64,
@@ -14,14 +15,14 @@ pub(crate) struct Bubble {
 /// The time of a step's passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Spent {
-    /// The seconds that devices have computed, all together.
+    /// The seconds in which devices computed, summed over all devices.
     pub(crate) busy: f64,
-    /// The seconds from the first beginning to the last end.
+    /// The seconds from the start of the first computation to the end of the last.
     pub(crate) span: f64,
 }
 
 impl Spent {
-    /// Returns the total busy time of the devices, and the time from their first beginning to their last end.
+    /// Returns the time that the lanes spent.
     pub(super) fn new(done: &[Done]) -> Self {
         let begun = done.iter().filter_map(|lane| lane.begun).min();
         let ended = done.iter().filter_map(|lane| lane.ended).max();
@@ -35,7 +36,7 @@ impl Spent {
 }
 
 impl Bubble {
-    /// Returns the bubble of so many devices.
+    /// Returns the bubble of a step on this number of devices.
     pub(super) fn new(spent: Spent, devices: usize, ideal: f64) -> Self {
         let Spent { busy, span } = spent;
         let measured = match span > 0.0 {

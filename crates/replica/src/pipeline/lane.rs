@@ -27,12 +27,12 @@ pub(super) struct Lane<'a> {
 pub(super) struct Done {
     pub(super) begun: Option<Instant>,
     pub(super) ended: Option<Instant>,
-    /// The time in which it has computed.
+    /// The time in which the device computed.
     pub(super) busy: Duration,
     pub(super) stages: Vec<StageResult>,
 }
 
-/// The reason for which a device has not done all of its step.
+/// The reason why a device did not complete its step.
 pub(super) enum Failure {
     /// A stage has failed.
     Computing { stage: usize, source: Error },
@@ -40,7 +40,7 @@ pub(super) enum Failure {
     Panicked { stage: usize, said: String },
     /// The thread could not be started.
     Thread(io::Error),
-    /// Another device has failed.
+    /// Another device has failed, or a neighbour is gone.
     Gone,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Lane<'a> {
         self.stages.push(stage);
     }
 
-    /// Makes the operations in turn. If one fails, the channels of this lane close, and so all lanes end.
+    /// Makes the operations in order. If one fails, the channels of this lane close, and then all other lanes end too.
     pub(super) fn run(mut self, operations: &[Operation]) -> Result<Done, Failure> {
         let mut done = Done {
             begun: None,
@@ -90,7 +90,7 @@ impl<'a> Lane<'a> {
         part.collect()
     }
 
-    /// Makes an operation: takes what it needs from a neighbour, computes, and hands the result on.
+    /// Makes an operation: receives its input from a neighbour, computes, and sends the result to the other neighbour.
     fn make(
         &mut self,
         operation: Operation,
@@ -128,7 +128,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Tells the other lanes if a stage has failed or panicked.
+    /// Returns the result of a stage's computation. If the stage has failed or panicked, makes the other lanes end.
     fn outcome<T>(
         &self,
         stage: usize,
@@ -148,7 +148,7 @@ impl<'a> Lane<'a> {
 }
 
 impl Done {
-    /// Computes, and measures the time. A panic is caught, so that the caller can name the stage.
+    /// Calls `compute`, and measures the time. Catches a panic, so that the caller can name the stage.
     fn computing<T>(&mut self, compute: impl FnOnce() -> T) -> std::thread::Result<T> {
         let begun = Instant::now();
         let computed = catch_unwind(AssertUnwindSafe(compute));
@@ -160,7 +160,7 @@ impl Done {
     }
 }
 
-/// Takes what a neighbour sends, if there is a neighbour.
+/// Receives a value from a neighbour; `None` if there is no neighbour.
 fn receive<T>(way: Option<&mut Inlet<T>>, is_in_lane: bool) -> Result<Option<Parcel<T>>, Failure> {
     let received = way.map(|way| way.receive(is_in_lane).ok_or(Failure::Gone));
     received.transpose()

@@ -7,19 +7,19 @@ use model::Batch;
 /// A part of one of a step's batches.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MicroBatch {
-    /// The number of the batch.
+    /// The index of the batch in the step.
     pub(super) batch: usize,
-    /// Its samples in the batch, at least one.
+    /// The indices of the micro-batch's samples in the batch, at least one.
     pub(super) samples: Range<usize>,
-    /// Its share of the batch's samples.
+    /// The micro-batch's share of the batch's samples.
     pub(super) share_of_batch: f64,
-    /// Its share of the step's samples.
+    /// The micro-batch's share of the step's samples.
     pub(super) share: f64,
-    /// True if it is the last one of the batch.
+    /// True if this is the last micro-batch of the batch.
     pub(super) is_last: bool,
 }
 
-/// Cuts each batch into at most this number of micro-batches, of which each has as many samples as the others, or one more.
+/// Cuts each batch into at most `most` micro-batches. Their numbers of samples differ by at most one.
 pub(super) fn micro_batches(batches: &[Batch], most: usize) -> Vec<MicroBatch> {
     let sizes: Vec<usize> = batches.iter().map(Batch::samples).collect();
     cut(&sizes, most)

@@ -1,10 +1,10 @@
-//! A model in stages, each on a device: micro-batches of a step follow each other through them.
+//! A model in stages, each on a device. The micro-batches of a step pass through the stages one after the other.
 //!
-//! - `schedule`: the order of the passes, by which nothing waits for ever
+//! - `schedule`: the order of the passes, in which no stage waits forever
 //! - `micro`: a step's batches, cut into micro-batches
 //! - `averages`: running statistics over the micro-batches of a batch
-//! - `stage`: the passes of a stage, and what it holds between them
-//! - `ways`: the ways between stages, on devices of this worker or of others
+//! - `stage`: the passes of a stage, and its state between them
+//! - `ways`: the channels between stages, on devices of this worker or of others
 //! - `lane`: the thread of a device, which makes the passes of its stages
 //! - `place`: the stages of a job's model, with their devices and variables
 //! - `bubble`: the share of time in which devices wait
@@ -48,13 +48,13 @@ pub(super) use place::Places;
 /// The stages of a model, and how they compute.
 pub(super) struct Pipeline {
     schedule: PipelineSchedule,
-    /// The most micro-batches of a batch.
+    /// The largest number of micro-batches of a batch.
     micro_batches: usize,
     stages: Vec<Stage>,
     places: Places,
     precision: DType,
     gauges: BubbleGauges,
-    /// The orders that were needed so far, by the number of micro-batches. Few steps differ from the usual one.
+    /// The timelines that were needed so far, by the number of micro-batches. Most steps need the same one.
     timelines: Mutex<BTreeMap<usize, Arc<Timeline>>>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Pipeline {
 pub(super) struct Passed {
     /// The mean loss over the step's samples; 0 if another worker has the last stage.
     pub(super) loss: f64,
-    /// Its gradients by the variables of this worker's stages.
+    /// The gradients of the loss with respect to the variables of this worker's stages.
     pub(super) gradients: GradStore,
     /// The time of this worker's devices.
     pub(super) spent: Spent,
@@ -70,7 +70,7 @@ pub(super) struct Passed {
     pub(super) ideal_bubble: f64,
 }
 
-/// The ways to the neighbours of a worker in its stage group.
+/// The channels to and from the neighbours of a worker in its stage group.
 #[derive(Default)]
 pub(super) struct Neighbouring {
     pub(super) before: Option<Neighbour>,
@@ -81,8 +81,8 @@ impl Pipeline {
     /// Builds a job's model, and cuts it into stages on these devices.
     ///
     /// # Errors
-    /// Those of the model, [`ReplicaError::Devices`] if devices would have no stage, [`ReplicaError::Chain`] if the model cannot be cut into
-    /// the stages.
+    /// Those of the model, [`ReplicaError::Devices`] if devices would have no stage, or [`ReplicaError::Chain`] if the
+    /// model cannot be cut into the stages.
     pub(crate) fn build(
         job: &Job,
         devices: &[Device],
@@ -91,7 +91,7 @@ impl Pipeline {
         Self::build_on(job, Places::new(&job.strategy, devices)?, build)
     }
 
-    /// Does the same as [`Self::build`] for stages with these places.
+    /// Does the same as [`Self::build`], for stages in these places.
     ///
     /// # Errors
     /// The same.
@@ -129,8 +129,8 @@ impl Pipeline {
         Ok((built, pipeline))
     }
 
-    /// Gives this worker a place in its stage group, or none. If variables move to other devices for this, nothing changes, and the places
-    /// are returned with which the model is to be built anew.
+    /// Gives this worker a place in its stage group; with `None`, it has no place. If variables must move to other
+    /// devices for this, changes nothing, and returns the places for which the caller must build the model anew.
     pub(super) fn take_place(&mut self, worker: Option<usize>) -> Option<Places> {
         let places = self.places.of_worker(worker);
         if places.worker() == self.places.worker() {
@@ -160,7 +160,7 @@ impl Pipeline {
         stages.any(|stage| stage.trained.iter().any(|own| own.id() == var.id()))
     }
 
-    /// Returns whether this worker is the first one of its stage group: its span is that of all passes of a step.
+    /// Returns whether this worker has the first place in its stage group. Its passes begin first and end last.
     pub(super) fn is_first(&self) -> bool {
         self.places.worker() == Some(0)
     }
@@ -168,7 +168,8 @@ impl Pipeline {
     /// Makes the forward and the backward pass of a step's batches, which are in the host's memory.
     ///
     /// # Errors
-    /// [`ReplicaError::Stage`] or [`ReplicaError::Panicked`] names the stage that has failed; the others have ended their passes.
+    /// [`ReplicaError::Stage`] or [`ReplicaError::Panicked`] names the stage that has failed. The threads of all other
+    /// stages have ended by then.
     pub(super) fn pass(
         &self,
         model: &dyn Model,
@@ -213,7 +214,7 @@ impl Pipeline {
         micro_batches(batches, self.micro_batches).len()
     }
 
-    /// Returns the order of a step with so many micro-batches.
+    /// Returns the timeline of a step with this number of micro-batches.
     fn timeline(&self, micro_batches: usize) -> Arc<Timeline> {
         let mut timelines = self.timelines.lock();
         let new = || {
@@ -223,7 +224,7 @@ impl Pipeline {
         Arc::clone(timelines.entry(micro_batches).or_insert_with(new))
     }
 
-    /// Returns the lane of each device of this worker, with the ways between its stages and others.
+    /// Returns a lane for each device of this worker, with the channels between its stages and their neighbours.
     fn lanes<'a>(
         &'a self,
         step: &'a StepOf<'a>,
@@ -269,7 +270,8 @@ impl Pipeline {
         lanes
     }
 
-    /// Returns what all lanes have done, or the error of the first stage that has failed by itself.
+    /// Returns the results of all lanes. If lanes have failed, returns the error of the first one that did not just
+    /// lose a neighbour.
     fn all(&self, ended: Vec<Result<Done, Failure>>) -> Result<Vec<Done>, ReplicaError> {
         let mut first: Option<Failure> = None;
         let mut done = Vec::new();

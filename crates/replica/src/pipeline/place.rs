@@ -17,7 +17,7 @@ pub(super) struct Stage {
     number: usize,
     stages: usize,
     pub(super) blocks: Range<usize>,
-    /// The number of the device among those of the workers that hold the model.
+    /// The index of the device among the devices of the stage group.
     pub(super) place: usize,
     pub(super) device: Device,
     /// The variables that are trained.
@@ -37,10 +37,11 @@ impl Stage {
         self.number
     }
 
-    /// Checks that a backward pass of this stage has reached no variable of another one: that gradient would be lost.
+    /// Checks that a backward pass of this stage has reached no trained variable of another stage, because its gradient
+    /// would be lost.
     ///
     /// # Errors
-    /// Names the variable.
+    /// If it has reached one. The error names the variable.
     pub(super) fn check_own(&self, store: &GradStore) -> candle_core::Result<()> {
         let mut others = self.others.iter();
         match others.find(|(_, _, var)| store.get(var).is_some()) {
@@ -65,23 +66,25 @@ impl fmt::Display for Stage {
     }
 }
 
-/// The places of stages on the devices of a stage group: the workers that hold the stages of a model together.
+/// The places of stages on the devices of a stage group. The workers of the group hold the stages of one model
+/// together.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     stages: usize,
     /// The number of workers.
     workers: usize,
-    /// The devices of this worker. The others have as many.
+    /// The devices of this worker. The other workers have the same number of devices.
     devices: Vec<Device>,
-    /// The place of this worker in its group; none while it has none.
+    /// The index of this worker in its group; `None` while it has no place in a group.
     worker: Option<usize>,
-    /// True if variables are in the same memory wherever this worker's place is.
+    /// True if variables stay in the same memory when the worker's place changes: all devices are CPUs.
     in_one_memory: bool,
 }
 
 impl Places {
-    /// Returns the places of a job's stages: each device has as many consecutive stages as the others, or one more. A worker that holds
-    /// the whole model has place 0; the others get theirs from [`Self::of_worker`].
+    /// Returns the places of a job's stages. Each device has consecutive stages. The devices' numbers of stages differ
+    /// by at most one. A worker that holds the whole model has place 0; other workers get a place from
+    /// [`Self::of_worker`].
     ///
     /// # Errors
     /// [`ReplicaError::Devices`] if devices would have no stage.
@@ -111,7 +114,8 @@ impl Places {
         })
     }
 
-    /// Returns the same places, seen from this place in the group.
+    /// Returns the same places for a worker with this place in the group. A worker with `None`, or with a place that
+    /// does not exist, has no stages.
     #[must_use]
     pub(super) fn of_worker(&self, worker: Option<usize>) -> Self {
         Self {
@@ -120,7 +124,7 @@ impl Places {
         }
     }
 
-    /// Returns the place of this worker.
+    /// Returns the index of this worker in its group; `None` while it has no place in a group.
     pub(super) fn worker(&self) -> Option<usize> {
         self.worker
     }
@@ -144,7 +148,7 @@ impl Places {
         }
     }
 
-    /// Returns whether variables are in the same memory wherever this worker's place is.
+    /// Returns whether variables stay in the same memory when the worker's place changes.
     pub(super) fn are_in_one_memory(&self) -> bool {
         self.in_one_memory
     }
@@ -155,12 +159,12 @@ impl Places {
         self.in_one_memory = false;
     }
 
-    /// Returns the number of a stage's device among those of the group.
+    /// Returns the index of a stage's device among those of the group.
     fn of_stage(&self, stage: usize) -> usize {
         stage * self.all_devices() / self.stages
     }
 
-    /// Returns the device of each stage's variables. Those of other workers' stages are in the host's memory.
+    /// Returns the device of each stage's variables. The variables of other workers' stages are in the host's memory.
     pub(super) fn stages(&self) -> Stages {
         let own = self.own();
         let device = |stage| {
@@ -174,7 +178,7 @@ impl Places {
     }
 }
 
-/// Returns the stages of a model that was built on `on`.
+/// Returns the stages of a model whose variables were created for the stages `on`.
 ///
 /// # Errors
 /// [`ReplicaError::Chain`] if the model cannot be cut into them.
@@ -225,7 +229,8 @@ pub(super) fn stages(
     Ok(stages)
 }
 
-/// Refuses a model that cannot be cut into so many stages.
+/// Refuses a model that cannot be cut into this number of stages. `asked` is the number of blocks with which the model
+/// asked for variables, if it did.
 fn check(
     name: &str,
     (stages, blocks): (usize, usize),
@@ -247,7 +252,7 @@ fn check(
     }
 }
 
-/// Logs where the stages on these devices are.
+/// Logs the stages on these devices.
 pub(super) fn tell(stages: &[Stage], devices: &Range<usize>) {
     for stage in stages.iter().filter(|stage| devices.contains(&stage.place)) {
         let numbers: usize = stage.trained.iter().map(|var| var.elem_count()).sum();

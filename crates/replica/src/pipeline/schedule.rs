@@ -24,12 +24,13 @@ pub(super) struct Timeline {
     pub(super) ideal_bubble: f64,
 }
 
-/// The time of a forward and of a backward pass in a timeline. A backward pass has twice the work: the gradients of inputs and of weights.
+/// The time of a forward and of a backward pass in a timeline, in arbitrary units. A backward pass has twice the work:
+/// the gradients of inputs and of weights.
 const FORWARD_TIME: u64 = 1;
 const BACKWARD_TIME: u64 = 2;
 
-/// Returns the operations of a stage in their order. In both schedules a stage makes the passes of each direction in the order of the
-/// micro-batches, so it adds up their gradients in this order, whichever schedule it is.
+/// Returns the operations of a stage in order. In both schedules, a stage makes the passes of each direction in the
+/// order of the micro-batches. So both schedules add up gradients in the same order.
 pub(super) fn order(
     schedule: PipelineSchedule,
     stage: usize,
@@ -59,11 +60,11 @@ pub(super) fn order(
     operations
 }
 
-/// Returns the largest number of micro-batches of which a stage holds the activations at a time.
+/// Returns the largest number of micro-batches whose activations a stage holds at the same time.
 ///
 /// - GPipe (Huang et al., "GPipe", NeurIPS 2019, section 2.2): all of them.
-/// - 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021, section 2.2.1,
-///   "PipeDream-Flush"): as many as there are stages from this one on.
+/// - 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC
+///   2021, section 2.2.1, "PipeDream-Flush"): at most the number of stages from this one to the last.
 pub(super) fn held(
     schedule: PipelineSchedule,
     stage: usize,
@@ -76,8 +77,9 @@ pub(super) fn held(
     }
 }
 
-/// Plays a step on devices, where `device_of` has the device of each stage. A device with several stages makes the operation next that
-/// can begin first; of those that can begin together, a backward pass, and the one of the micro-batch that has come furthest.
+/// Simulates a step. `device_of` has the device of each stage. A device with several stages next makes the operation
+/// that can begin first. Of operations that can begin at the same time, it prefers a backward pass, and then the
+/// micro-batch that has come furthest.
 pub(super) fn timeline(
     schedule: PipelineSchedule,
     device_of: &[usize],
@@ -136,9 +138,9 @@ fn time(direction: Direction) -> u64 {
 
 /// The operations that stages have made, and when each ended.
 struct Made {
-    /// The number of operations of each stage.
+    /// The number of operations that each stage has made.
     count: Vec<usize>,
-    /// The ends of the forward and of the backward passes of each stage.
+    /// The end times of the forward and of the backward passes of each stage.
     forward: Vec<Vec<u64>>,
     backward: Vec<Vec<u64>>,
 }
@@ -152,7 +154,7 @@ impl Made {
         }
     }
 
-    /// Returns the time at which the inputs of an operation are there; none if they are not made yet.
+    /// Returns the time at which the inputs of an operation are available; `None` if they are not computed yet.
     fn inputs_at(&self, operation: Operation) -> Option<u64> {
         let Operation {
             stage, micro_batch, ..

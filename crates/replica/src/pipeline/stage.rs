@@ -1,4 +1,4 @@
-//! The passes of a stage, and what it holds between them.
+//! The passes of a stage, and its state between them.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ pub(super) struct StepOf<'a> {
 }
 
 impl StepOf<'_> {
-    /// Returns the pass of a thread.
+    /// Returns a [`Pass`] of the step, for one thread.
     pub(super) fn pass(&self) -> Pass<'_> {
         Pass::training(self.objective, self.seed, self.clock, self.rank)
     }
@@ -40,21 +40,21 @@ pub(super) struct Running<'a> {
     result: StageResult,
 }
 
-/// The parts of a micro-batch that a stage holds from its forward to its backward pass.
+/// The tensors of a micro-batch that a stage holds from its forward to its backward pass.
 struct Held {
     micro_batch: usize,
     /// The inputs, if their gradient is needed.
     inputs: Option<Var>,
-    /// The outputs; of the last stage, the loss times the share of samples.
+    /// The outputs; in the last stage, the loss times the micro-batch's share of the step's samples.
     outputs: Tensor,
 }
 
 /// The result of a stage.
 #[derive(Default)]
 pub(super) struct StageResult {
-    /// Its part of the step's loss.
+    /// The step's loss, from the last stage; 0 from the other stages.
     pub(super) loss: f64,
-    /// The gradients of its variables, summed in the order of the micro-batches.
+    /// The gradients of the stage's variables, summed in the order of the micro-batches.
     pub(super) gradients: Vec<(Var, Tensor)>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Running<'a> {
         self.result
     }
 
-    /// Makes the forward pass of a micro-batch. Returns the outputs for the next stage.
+    /// Makes the forward pass of a micro-batch. Returns the outputs, if there is a next stage.
     pub(super) fn forward(
         &mut self,
         inputs: Option<Parcel<Activations>>,
@@ -120,7 +120,8 @@ impl<'a> Running<'a> {
         Ok(handed_on)
     }
 
-    /// Makes the backward pass of a micro-batch, given the gradient of its outputs. Returns the gradient of its inputs.
+    /// Makes the backward pass of a micro-batch, given the gradient of its outputs. Returns the gradient of its inputs,
+    /// if there is a stage before.
     pub(super) fn backward(
         &mut self,
         gradient: Option<Parcel<Gradient>>,
@@ -147,7 +148,7 @@ impl<'a> Running<'a> {
         before.map(|before| before.pack(of_inputs)).transpose()
     }
 
-    /// Adds the gradients of a micro-batch to those of the ones before.
+    /// Adds the gradients of a micro-batch to the sums over the micro-batches before it.
     fn add(&mut self, store: &mut GradStore) -> Result<()> {
         let sums = std::mem::take(&mut self.result.gradients);
         let mut sums = sums.into_iter().peekable();

@@ -1,4 +1,4 @@
-//! The ways between a stage and its neighbours, on devices of this worker or of others.
+//! The channels between a stage and its neighbours, on devices of this worker or of others.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -12,12 +12,13 @@ use crate::neighbours::Wait;
 /// The outputs of a stage for a micro-batch.
 pub(super) struct Activations {
     pub(super) values: Tensor,
-    /// True if a trained variable has a part in them, so that their gradient is needed.
+    /// True if the values depend on a trained variable, so that their gradient is needed.
     pub(super) is_trained: bool,
 }
 
 impl Activations {
-    /// Returns them as inputs, and the variable that they are if their gradient is needed: candle's backward pass ends at a variable.
+    /// Returns the values as the inputs of a stage. If their gradient is needed, the inputs are a new variable, which
+    /// is returned too: candle's backward pass ends at variables.
     pub(super) fn taken(self) -> Result<(Option<Tensor>, Option<Var>)> {
         if !self.is_trained {
             return Ok((Some(self.values), None));
@@ -27,17 +28,18 @@ impl Activations {
     }
 }
 
-/// The gradient of a stage's inputs; none if no trained variable has a part in these, or if they have no part in the loss.
+/// The gradient of a stage's inputs; `None` if the inputs do not depend on trained variables, or the loss does not
+/// depend on the inputs.
 pub(super) type Gradient = Option<Tensor>;
 
-/// A value that goes from stage to stage.
+/// A value that one stage sends to another.
 pub(super) trait Travels: Sized {
     fn to_device(self, device: &Device) -> Result<Self>;
 
-    /// Returns the tensor that it has, and a name that says what it is.
+    /// Returns the tensor of the value, with a name for its kind; `None` if the value has no tensor.
     fn named(&self) -> Option<(&'static str, &Tensor)>;
 
-    /// Returns the value of a named tensor; none if a value of this kind has no such name.
+    /// Returns the value that has this named tensor; `None` if values of this type do not use the name.
     fn of_named(named: Option<(&str, Tensor)>) -> Option<Self>;
 }
 
@@ -86,11 +88,11 @@ impl Travels for Gradient {
     }
 }
 
-/// A value on its way.
+/// A value on its way from a stage to another.
 pub(super) enum Parcel<T> {
     /// For a stage of the same worker, on the stage's device.
     Value(T),
-    /// For another worker: a safetensors file with the tensor, or with none.
+    /// For another worker: a safetensors file with at most one tensor.
     Message(Bytes),
 }
 
@@ -118,16 +120,16 @@ impl<T: Travels> Parcel<T> {
     }
 }
 
-/// The way to a neighbour.
+/// The end of a channel that sends to a neighbour.
 pub(super) enum Outlet<T> {
-    /// To a stage of this worker, which is on this device.
+    /// To a stage of this worker, on this device.
     Stage(SyncSender<Parcel<T>>, Device),
     /// To another worker.
     Worker(MessageSender<Bytes>),
 }
 
 impl<T: Travels> Outlet<T> {
-    /// Makes a value ready for the way.
+    /// Prepares a value for sending: copies it to the stage's device, or serializes it for another worker.
     pub(super) fn pack(&self, value: T) -> Result<Parcel<T>> {
         match self {
             Self::Stage(_, device) => value.to_device(device).map(Parcel::Value),
@@ -151,7 +153,7 @@ impl<T: Travels> Outlet<T> {
     }
 }
 
-/// The way from a neighbour.
+/// The end of a channel that receives from a neighbour.
 pub(super) enum Inlet<T> {
     /// From a stage of this worker.
     Stage(Receiver<Parcel<T>>),
@@ -160,7 +162,8 @@ pub(super) enum Inlet<T> {
 }
 
 impl<T> Inlet<T> {
-    /// Takes what the neighbour sends. If it is in the same lane, it has sent that before, or never will. Returns none if it is gone.
+    /// Receives the neighbour's next value; `None` if the neighbour is gone. A neighbour in the same lane has sent the
+    /// value before, or never will, so this does not wait for it.
     pub(super) fn receive(&mut self, is_in_lane: bool) -> Option<Parcel<T>> {
         match self {
             Self::Stage(stage) if is_in_lane => stage.try_recv().ok(),
@@ -173,7 +176,7 @@ impl<T> Inlet<T> {
     }
 }
 
-/// The ways of a stage.
+/// The channels of a stage.
 #[derive(Default)]
 pub(super) struct Ways {
     pub(super) from_before: Option<Inlet<Activations>>,

@@ -1,4 +1,4 @@
-//! The passes of a training step with gradients that leave in buckets.
+//! Training steps with gradients that leave in buckets during the backward pass.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -23,15 +23,16 @@ use crate::step::{Computed, Positions, Step};
 /// The newest step that was computed in buckets.
 #[derive(Default)]
 pub(super) struct Bucketed {
-    /// Its gradients, kept until the next command on the values: the members may add them up again.
+    /// The step's gradients, kept until the next command on the values, because the members of the ring may have to add
+    /// them up again.
     gradients: Option<Kept>,
-    /// The variables with gradients that were complete before the pass ended, in the order of completion.
+    /// The indices of the variables whose gradients were complete before the pass ended, in the order of completion.
     order: Vec<usize>,
 }
 
 struct Kept {
     store: GradStore,
-    /// The changes of averaged variables, by the variables' numbers.
+    /// The changes of averaged variables, by the variables' indices.
     changes: BTreeMap<usize, Vec<f32>>,
 }
 
@@ -109,7 +110,8 @@ impl Thread {
         variables.map(gradient).collect()
     }
 
-    /// Returns the variables of the newest step in buckets, in the order in which their gradients became known.
+    /// Returns the indices of the variables whose gradients were complete before the pass ended, in the order of
+    /// completion, in the newest step that was computed in buckets.
     pub(super) fn gradient_order(&self) -> Vec<usize> {
         self.bucketed.order.clone()
     }
@@ -117,7 +119,7 @@ impl Thread {
 
 /// Fills buckets while the backward pass runs.
 struct Filler {
-    /// The number of each variable.
+    /// The index of each variable.
     numbers: HashMap<TensorId, usize>,
     state: RefCell<State>,
 }
@@ -126,7 +128,7 @@ struct State {
     filling: Filling,
     /// The sum of the squares of each variable's gradient.
     squares: Vec<f64>,
-    /// The gradients that the pass has reported, in order.
+    /// The variables and gradients that the pass has reported, in order.
     reported: Vec<(usize, TensorId)>,
 }
 
@@ -134,9 +136,10 @@ struct State {
 struct Outcome {
     /// The sum of the squares of all gradients.
     squares: f64,
-    /// The variables with gradients that did not change after they were reported, in the order of the pass.
+    /// The indices of the variables whose gradients did not change after the pass reported them, in the order of the
+    /// reports.
     order: Vec<usize>,
-    /// True if all gradients in the buckets are whole.
+    /// True if all gradients in the buckets are complete.
     complete: bool,
 }
 
@@ -171,7 +174,7 @@ impl Filler {
         }
     }
 
-    /// Fills what is missing once the pass has ended, from its gradients and the changes of averaged variables.
+    /// Fills the rest of the buckets after the pass, from its gradients and the changes of averaged variables.
     fn finish(
         &self,
         variables: &Variables,

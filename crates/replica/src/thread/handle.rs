@@ -35,14 +35,14 @@ pub struct ModelReplica {
     /// True if gradients can stay on the device.
     pub(super) steps_on_device: bool,
     pub(super) on_gpu: bool,
-    /// The name of the device if it can be in a group with those of other workers. No other device has it.
+    /// The name of the device, which no other device has, if it can be in a group with devices of other workers.
     pub(super) unique_name: Option<String>,
     /// The number of devices that have stages of a model; 0 if the model is not cut.
     pub(super) stage_devices: usize,
 }
 
 impl ModelReplica {
-    /// Reads the data and builds the model, on the thread where they stay.
+    /// Starts a thread, which reads the data, builds the model and keeps both.
     ///
     /// # Errors
     /// If either fails.
@@ -54,8 +54,9 @@ impl ModelReplica {
         Self::start_on(job, registry, vec![device], threads::number()).await
     }
 
-    /// Reads the data and builds the model, in stages on these devices if the strategy is `model-parallel`; otherwise on the first one.
-    /// On a CPU, a model that is not in stages computes on `threads` threads.
+    /// Starts the thread of [`Self::start`]. The model is in stages on these devices if the strategy is
+    /// `model-parallel`, otherwise on the first device. On a CPU, a model that is not in stages computes on `threads`
+    /// threads.
     ///
     /// # Errors
     /// If either fails.

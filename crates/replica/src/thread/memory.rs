@@ -15,10 +15,10 @@ const PARTS_OF_NAMES: [&str; 2] = ["OUT_OF_MEMORY", "ALLOC_FAILED"];
 /// The number of tensors that the error names.
 const LISTED: usize = 3;
 
-/// The tensors of a step, by which lack of memory is explained.
+/// The tensors of a step, to explain that a device has too little memory for it.
 pub(super) struct OutOfMemory<'a> {
     pub(super) variables: &'a Variables,
-    /// The samples; none in an update.
+    /// The samples; `None` in an update.
     pub(super) batch: Option<&'a Batch>,
     /// The loss, if the forward pass has computed it.
     pub(super) loss: Option<&'a Tensor>,
@@ -94,7 +94,7 @@ impl OutOfMemory<'_> {
     }
 }
 
-/// Describes the memory in use, as far as it is known.
+/// Describes the largest amount of a GPU's memory that was in use; empty if that is unknown.
 fn in_use(device: &Device) -> String {
     let DeviceLocation::Cuda { gpu_id } = device.location() else {
         return String::new();

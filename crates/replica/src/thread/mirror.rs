@@ -1,4 +1,4 @@
-//! A model replica as one that keeps its values, for strategies without servers.
+//! Commands of strategies without servers to the model's thread.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ impl ModelReplica {
         self.on_values(|values| values.all()).await
     }
 
-    /// Does something with the values, on their thread.
+    /// Calls `act` with the values, on their thread.
     async fn on_values<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Values) -> Result<T, VariablesError> + Send + 'static,

@@ -1,5 +1,5 @@
-//! Sums of gradients among GPUs, by NVIDIA's NCCL. Each GPU has a thread of its own, which takes part with its own stream. Replicas of one process
-//! use cudarc's communicator; those of several processes use one that can be cancelled.
+//! Sums of gradients among GPUs, through NVIDIA's NCCL. Each GPU has its own thread and stream. Replicas of one process
+//! use cudarc's communicator. Replicas of several processes use one with operations that can be cancelled.
 
 use std::cell::{Cell, RefCell};
 
@@ -30,7 +30,7 @@ impl NcclId {
     }
 }
 
-/// A GPU's membership in a group.
+/// A GPU's membership in a group of GPUs of this process.
 #[derive(Debug)]
 pub(crate) struct LocalCommunicator(Comm);
 
@@ -48,8 +48,8 @@ impl LocalCommunicator {
         joined.map(Self).map_err(refused)
     }
 
-    /// Replaces a contiguous tensor by the sum of all ranks' tensors. All ranks make the same calls; the result is there once the stream
-    /// has come to it.
+    /// Replaces a contiguous tensor by the sum of all ranks' tensors. All ranks must make the same calls. This only
+    /// queues the operation on the stream.
     ///
     /// # Errors
     /// NCCL's.
@@ -69,12 +69,12 @@ impl LocalCommunicator {
     }
 }
 
-/// A GPU's communicator with the GPUs of other workers; none after an error.
+/// A GPU's communicator with the GPUs of other workers; `None` after an error.
 #[derive(Debug)]
 pub(crate) struct GroupCommunicator(Option<nccl::Communicator>);
 
 impl GroupCommunicator {
-    /// Returns an id, with which GPUs form one communicator.
+    /// Returns the id of a new communicator.
     ///
     /// # Errors
     /// NCCL's.
@@ -86,7 +86,7 @@ impl GroupCommunicator {
     /// Forms a communicator of `ranks` GPUs. Returns once all have called this.
     ///
     /// # Errors
-    /// NCCL's, or if the device is no GPU, the id is none, or `cancelled` returns true.
+    /// NCCL's, or if the device is no GPU, the id has the wrong length, or `cancelled` returns true.
     pub(crate) fn join(
         device: &Device,
         id: &[u8],
@@ -102,7 +102,8 @@ impl GroupCommunicator {
         joined.map(|comm| Self(Some(comm))).map_err(failed)
     }
 
-    /// Replaces a contiguous tensor by the sum of all ranks' tensors. All ranks make the same calls. Returns once the sum is there.
+    /// Replaces a contiguous tensor by the sum of all ranks' tensors. All ranks must make the same calls. Returns once
+    /// the sum is complete.
     ///
     /// # Errors
     /// NCCL's, or if `cancelled` returns true. The communicator is then aborted.
@@ -138,7 +139,7 @@ fn failed(error: gpu::Error) -> GroupError {
     }
 }
 
-/// Returns a name of the device that no other device has; none if it is no GPU.
+/// Returns the UUID of a GPU, a name that no other device has; `None` if the device is no GPU.
 pub(crate) fn unique_name(device: &Device) -> Option<String> {
     let stream = device.as_cuda_device().ok()?.cuda_stream();
     let id = stream.context().uuid().ok()?;
@@ -146,7 +147,7 @@ pub(crate) fn unique_name(device: &Device) -> Option<String> {
     Some(digits.collect())
 }
 
-/// Changes the memory of a contiguous tensor on a GPU.
+/// An operation that changes the memory of a contiguous tensor on a GPU.
 struct AddUp<F>(F);
 
 impl<F: Fn(&mut CudaViewMut<'_, f32>) -> Result<()>> InplaceOp1 for AddUp<F> {

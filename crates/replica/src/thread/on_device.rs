@@ -48,12 +48,12 @@ pub(super) enum DeviceCommand {
     Compute(Positions, Step, Reply<Computed>),
     Update(StepsMade, Reply<()>),
     Gradients(Reply<Vec<Elements>>),
-    /// With the rank of this GPU, and the number of ranks.
+    /// With the id of the group, the rank of this GPU, and the number of ranks.
     JoinLocal(NcclId, usize, usize, Reply<()>),
     ComputePart(PartOfStep, Reply<f64>),
     AddUpLocal(Clip, Reply<f64>),
     NewGroup(GroupReply<Bytes>),
-    /// With the rank of this GPU among those of all workers, and their number.
+    /// With the id of the group, the rank of this GPU among the GPUs of all workers, and the number of ranks.
     JoinGroup(Bytes, usize, usize, GroupReply<()>),
     LeaveGroup(Reply<()>),
     AddUpInGroup(f64, GroupReply<()>),
@@ -62,7 +62,7 @@ pub(super) enum DeviceCommand {
 /// Takes the result of an operation of several workers' GPUs.
 type GroupReply<T> = Reply<Result<T, GroupError>>;
 
-/// A step that several devices compute: the part of its samples that one of them has.
+/// One device's part of a step that several devices compute. `part` is the fraction of the step's samples that it has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartOfStep {
     pub(crate) positions: Positions,
@@ -113,7 +113,7 @@ impl Thread {
         Ok(Computed::new(loss_value(&loss)?, gradients))
     }
 
-    /// Computes a part of a step. The gradients are kept, each times the part. Returns the loss times the part.
+    /// Computes a part of a step. Keeps the gradients, multiplied by `part`. Returns the loss, multiplied by `part`.
     fn compute_part(&mut self, of: PartOfStep) -> Result<f64, ReplicaError> {
         let groups = self.groups();
         if of.positions.is_empty() {
@@ -134,7 +134,8 @@ impl Thread {
         Ok(())
     }
 
-    /// Adds up the kept gradients of all of the worker's GPUs, and clips the sum. Returns its norm before.
+    /// Adds up the kept gradients of all of the worker's GPUs, and clips the sum. Returns the norm of the sum before
+    /// clipping.
     fn add_up_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
         let on_device = &self.on_device;
         let (Some(gradients), Some(communicator)) = (&on_device.gradients, &on_device.communicator)
@@ -160,8 +161,8 @@ impl Thread {
         Ok(())
     }
 
-    /// Adds up the kept gradients, times this worker's part, with those of the other workers. A worker with the part 0 adds zeros. After a
-    /// failure there is no communicator.
+    /// Adds up the kept gradients, multiplied by this worker's part, with those of the other workers. A worker with the
+    /// part 0 adds zeros. After a failure or a cancellation there is no communicator.
     fn add_up_in_group(
         &mut self,
         part: f64,
@@ -179,7 +180,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Takes the kept gradients, each times a part. For the part 0 returns zeros.
+    /// Takes the kept gradients, multiplied by `part`. If `part` is 0, returns zeros.
     fn part_of_gradients(&mut self, part: f64) -> candle_core::Result<DeviceGradients> {
         let groups = self.groups();
         match self.on_device.gradients.take() {
@@ -189,7 +190,8 @@ impl Thread {
         }
     }
 
-    /// Computes the gradients of a step, and keeps those of variables. Returns the loss and those of rows, without a norm.
+    /// Computes the gradients of a step, and keeps those of variables. Returns the loss and the gradients of rows,
+    /// without a norm.
     fn compute_gradients(
         &mut self,
         positions: Positions,
@@ -225,7 +227,7 @@ impl Thread {
         Ok((loss, gradients))
     }
 
-    /// Clips the kept gradients. Returns their norm before.
+    /// Clips the kept gradients. Returns their norm before clipping.
     fn clip_gradients(&mut self, clip: Clip) -> Result<f64, ReplicaError> {
         let groups = self.groups();
         let gradients = self.on_device.gradients.take().ok_or_else(not_kept)?;
@@ -281,7 +283,7 @@ fn no_group() -> ReplicaError {
     ReplicaError::Devices("the GPU is in no group of GPUs".to_owned())
 }
 
-/// Returns the error of a device. Another worker may go on.
+/// Returns candle's error as one of this worker's device. Other workers can then continue without this worker.
 fn of_device(error: Error) -> ReplicaError {
     ReplicaError::Devices(plain(&error))
 }

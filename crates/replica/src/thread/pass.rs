@@ -28,7 +28,8 @@ pub(super) struct Begun {
 }
 
 impl Thread {
-    /// Computes the loss and the gradients of a step, with the other replicas of the step if it is computed together.
+    /// Computes the loss and the gradients of a step, together with `others` if several replicas compute the step
+    /// together.
     pub(super) fn compute(
         &mut self,
         positions: Positions,
@@ -63,7 +64,7 @@ impl Thread {
         Ok(Computed::new(loss, gradients))
     }
 
-    /// Takes the batches of a step, with the rows that they want.
+    /// Takes the batches of a prepared step, and gives the model the rows that they want.
     pub(super) fn begin(&mut self, positions: Positions) -> Result<Begun, ReplicaError> {
         std::mem::replace(&mut self.loaded, Ok(()))?;
         let Assembled { batches, rows } = self.batches(positions)?;
@@ -76,12 +77,13 @@ impl Thread {
         })
     }
 
-    /// Returns a pass of a step.
+    /// Returns the [`Pass`] of a step, which the model gets.
     pub(super) fn training_pass(&self, step: Step) -> Pass<'_> {
         Pass::training(&self.objective, self.job.seed, step.clock.0, step.rank)
     }
 
-    /// Makes both passes of a batch. Returns the loss and the gradients, which a GPU may still be computing.
+    /// Makes the forward and the backward pass of a batch. Returns the loss and the gradients, which a GPU may still be
+    /// computing.
     pub(super) fn both_passes(
         &self,
         batch: &Batch,
@@ -104,8 +106,8 @@ impl Thread {
         }
     }
 
-    /// Makes the forward and the backward pass of a step's batches. Returns the mean loss, and the mean gradients of trained
-    /// variables and of the rows of tables.
+    /// Makes the forward and the backward passes of a step's batches. Returns the mean loss, and the mean gradients of
+    /// trained variables and of the rows of tables.
     fn pass(
         &self,
         batches: &[Batch],
@@ -144,7 +146,7 @@ impl Thread {
         Ok((mean, sum.ok_or_else(nothing)?))
     }
 
-    /// Returns the batches of a prepared step, in the device's memory.
+    /// Returns the batches of a prepared step, in the device's memory; in the host's memory if the model is in stages.
     fn batches(&mut self, positions: Positions) -> Result<Assembled, ReplicaError> {
         let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
         // A membership that has ended may have left batches behind.
@@ -165,7 +167,7 @@ impl Thread {
     }
 }
 
-/// Returns a loss as a number. On a GPU this waits for all operations before.
+/// Returns a loss as a number. On a GPU, this waits for all earlier operations.
 pub(super) fn loss_value(loss: &Tensor) -> candle_core::Result<f64> {
     loss.to_scalar::<f32>().map(f64::from)
 }

@@ -38,8 +38,8 @@ impl Thread {
         }
     }
 
-    /// Takes a place in a stage group. If variables move to other devices, the model is built anew, with the same values. On an error the
-    /// replica is of no further use.
+    /// Takes a place in a stage group. If variables move to other devices, the model is built anew, with the same
+    /// values. After an error, the replica cannot be used any more.
     fn take_place(&mut self, place: Option<usize>) -> Result<(), ReplicaError> {
         let pipeline = self.pipeline.as_mut();
         let Some(places) = pipeline.and_then(|pipeline| pipeline.take_place(place)) else {
@@ -69,7 +69,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Computes the passes of this worker's stages. The loss and the norm are those of the stage group.
+    /// Computes the passes of this worker's stages. The loss and the norm are those of the whole stage group.
     fn compute_in_stages(
         &mut self,
         neighbours: Neighbours,
@@ -105,8 +105,8 @@ impl Thread {
         }
     }
 
-    /// Returns the loss of the stage group, and the gradients of this worker's stages, limited by the norm of all. The workers add up
-    /// numbers for this.
+    /// Returns the loss of the stage group, and the gradients of this worker's stages, clipped by the norm over all
+    /// stages. For this, the workers of the group add up their losses and the squares of their gradients.
     fn of_the_group(
         &self,
         passed: Passed,

@@ -87,7 +87,7 @@ fn refused() -> GroupError {
     ReplicaError::Devices("this program was built without NCCL".to_owned()).into()
 }
 
-/// Returns none: no group takes the device.
+/// Returns `None`: without NCCL, the device can be in no group.
 pub(crate) fn unique_name(_: &Device) -> Option<String> {
     None
 }
