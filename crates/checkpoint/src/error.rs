@@ -39,7 +39,7 @@ pub enum CheckpointError {
     /// The file to be created exists already, with other content. Nothing was changed.
     #[error("{0} is there already, and is another writer's")]
     Exists(String),
-    /// Another run is at work at the location. Give this one another location, or end the other.
+    /// Another run is at work at the location. Give this run another location, or end the other run.
     #[error(
         "another run is at work at {location}: {owner}; give this run another checkpoint.location, or end the other one"
     )]
@@ -49,7 +49,7 @@ pub enum CheckpointError {
         /// A description of the other run.
         owner: String,
     },
-    /// The location is not that of the coordinator's checkpoints. Give all processes a location that they share.
+    /// The location does not have the coordinator's checkpoints. Give all processes a location that they share.
     #[error(
         "the checkpoints of the coordinator cannot be seen in {0}; set checkpoint.location to a folder that all processes share, or to an URL as in s3://bucket/folder, or checkpoint.enabled to false"
     )]

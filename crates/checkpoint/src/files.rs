@@ -16,8 +16,8 @@ use crate::folder::{self, Mode};
 /// The size in bytes of the parts in which larger files are uploaded, so that no request takes too long.
 const REQUEST: usize = 16 << 20;
 
-/// Reads, writes, lists and removes the files of a location. The folder `""` is the location itself. A file appears whole or not
-/// at all.
+/// Reads, writes, lists and removes the files of a location. The folder `""` is the location itself. A file appears
+/// whole or not at all.
 #[derive(Clone)]
 pub struct Files {
     objects: Arc<dyn ObjectStore>,
@@ -35,7 +35,7 @@ impl Files {
     /// Opens a folder, which is created if it is missing, or a URL, as [`Store::open`](crate::Store::open) does.
     ///
     /// # Errors
-    /// [`CheckpointError::Location`], or the folder cannot be made.
+    /// [`CheckpointError::Location`], or if the folder cannot be created.
     pub fn open(location: &str) -> Result<Self, CheckpointError> {
         Self::open_with(location, &environment())
     }
@@ -176,7 +176,7 @@ impl Files {
     /// Writes a file. Replaces an existing one.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     #[boxed]
     pub async fn write(
         &self,
@@ -190,7 +190,7 @@ impl Files {
     /// Creates a file that must not exist. Of two writers at most one succeeds.
     ///
     /// # Errors
-    /// [`CheckpointError::Exists`], or it cannot be written.
+    /// [`CheckpointError::Exists`], or if the file cannot be written.
     #[boxed]
     pub async fn create(
         &self,
@@ -279,7 +279,8 @@ impl Files {
         Ok(())
     }
 
-    /// Runs work that would block other tasks.
+    /// Runs work that would block other tasks: on the runtime's blocking threads if `threads` is true, otherwise at
+    /// once.
     pub(crate) async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,

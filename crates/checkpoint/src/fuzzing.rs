@@ -16,7 +16,7 @@ pub enum File {
     Refused,
 }
 
-/// Decodes bytes as a file of a checkpoint. What is decoded is written and read again.
+/// Decodes bytes as a file of a checkpoint. Checks that a decoded file can be encoded and decoded again.
 pub fn decode(bytes: &[u8]) -> File {
     if let Ok(blocks) = decode_part(&Bytes::copy_from_slice(bytes), "fuzzed") {
         let again = decode_part(&encode(&blocks), "again");

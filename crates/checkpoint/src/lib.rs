@@ -14,16 +14,16 @@
 //!
 //! - `manifest`: the description of a checkpoint: job, progress, files and checksums
 //! - `part`: blocks to safetensors and back
-//! - `newest_first`: the newest of each row, where rows are in the files of several checkpoints
+//! - `newest_first`: the newest version of each row, if a table's rows are in the files of several checkpoints
 //! - `store`: writes, reads and finds checkpoints; `store/tidy`: lists and deletes them;
 //!   `store/owner`: the run that owns a location
 //! - `load`: whether a checkpoint's values can be loaded for a job; `wire`: files in messages
 //! - `location`: the locations that a user may give, and their stores
-//! - `format`: its version, and the names of folders
+//! - `format`: the version of the format, and the names of folders
 //! - `files`: the files of a location, in a folder or a bucket
 //! - `folder`: writes to a folder that survive a crash
 //! - `fuzzing`: the driver of a fuzz target
-//! - `error`: errors, and the secrets that no message shows
+//! - `error`: errors
 
 mod error;
 mod files;

@@ -25,7 +25,7 @@ pub enum LoadError {
         /// The difference.
         what: &'static str,
     },
-    /// The checkpoint has values that the job does not take.
+    /// The checkpoint has values that are NaN or infinite, which the job does not accept.
     #[error(
         "checkpoint {number} at {location} has values of {block} that are NaN or infinite, and the job has non_finite = \"fail\"; restore an earlier one, or set non_finite = \"skip\""
     )]
@@ -52,14 +52,14 @@ impl LoadError {
     }
 }
 
-/// A model as far as a checkpoint's values have to fit it.
+/// The parts of a model that a checkpoint's values have to fit.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// The variables, sorted by name.
     pub variables: Vec<&'a VariableSpec>,
     /// The tables, sorted by name.
     pub tables: Vec<&'a TableSpec>,
-    /// The id of the run that has written the checkpoint; empty if it is not known.
+    /// The id of the run that must have written the checkpoint; empty if any run may have written it.
     pub run: &'a str,
 }
 

@@ -18,7 +18,7 @@ impl Store {
     /// Sends no request to S3.
     ///
     /// # Errors
-    /// [`CheckpointError::Location`], or the folder cannot be made.
+    /// [`CheckpointError::Location`], or if the folder cannot be created.
     pub fn open(location: &str) -> Result<Self, CheckpointError> {
         Self::open_with(location, &environment())
     }
@@ -33,20 +33,20 @@ impl Store {
     }
 }
 
-/// Returns the store at a location: a run directory with a folder `checkpoints`, a folder of
-/// checkpoints, or a single checkpoint. For a single one it also returns the number. Creates no folder.
+/// Returns the store at a location, which is a run directory with a folder `checkpoints`, a folder of checkpoints, or a
+/// single checkpoint. Also returns the number if it is a single checkpoint. Creates no folder.
 ///
 /// # Errors
-/// [`CheckpointError::NotFound`] names the missing checkpoint and its location; or the store cannot be read.
+/// [`CheckpointError::NotFound`], which names the missing checkpoint and its location, or if the store cannot be read.
 #[boxed]
 pub async fn resolve(location: &str) -> Result<(Store, Option<u64>), CheckpointError> {
     resolve_with(location, &environment()).await
 }
 
-/// Returns the checkpoint at a location, or the newest good one if the location names no single one.
+/// Returns the checkpoint at a location, or the newest good one if the location is not a single checkpoint.
 ///
 /// # Errors
-/// As [`resolve`]. [`CheckpointError::Damaged`] of a single one names an older one that may serve.
+/// As [`resolve`], or [`CheckpointError::Damaged`], which names an older checkpoint that may serve instead.
 #[boxed]
 pub async fn load(location: &str) -> Result<(Store, Manifest), CheckpointError> {
     let (store, number) = resolve(location).await?;
@@ -78,7 +78,8 @@ pub(crate) async fn resolve_with(
     )))
 }
 
-/// Reads the manifest of a number, or of the newest good checkpoint, from a store.
+/// Reads the manifest of the checkpoint with this number, or without a number that of the newest good checkpoint.
+/// Checks that the checkpoint's files exist and have the right sizes.
 pub(crate) async fn load_from(
     store: &Store,
     number: Option<u64>,

@@ -22,7 +22,7 @@ pub struct Manifest {
     pub format: u32,
     /// The checkpoint's number, which grows within a run, from 0.
     pub number: u64,
-    /// The id of the run that wrote it; empty in format 1.
+    /// The id of the run that wrote the checkpoint; empty in format 1.
     #[serde(default)]
     pub run: String,
     /// The name of the job.
@@ -31,30 +31,30 @@ pub struct Manifest {
     pub job_toml: String,
     /// `sync`, `bounded` or `async`.
     pub mode: String,
-    /// The epoch of the shard map in which it was written.
+    /// The epoch of the shard map in which the checkpoint was written.
     pub epoch: u64,
-    /// Sync mode: committed steps; else the min clock when it was begun.
+    /// Sync mode: the number of committed steps. Otherwise, the min clock when the checkpoint was begun.
     pub clock: u64,
-    /// Steps finished, summed over workers; in sync mode, steps committed.
+    /// The number of finished steps, summed over the workers; in sync mode, the number of committed steps.
     pub steps: u64,
-    /// Samples trained on.
+    /// The number of samples trained on.
     pub samples: u64,
-    /// The time at which it was begun, in seconds since 1970-01-01 00:00 UTC.
+    /// The time at which the checkpoint was begun, in seconds since 1970-01-01 00:00 UTC.
     pub began: u64,
-    /// The variables, sorted by name: a block's variable is an index into them.
+    /// The variables, sorted by name. The variable number in a block id is an index into this list.
     pub variables: Vec<SavedVariable>,
-    /// The tables, sorted by name: their numbers in block ids follow those of the variables.
+    /// The tables, sorted by name. Their numbers in block ids follow those of the variables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableSpec>,
     /// The number of elements in each block but the last of a variable.
     pub block_elements: u64,
-    /// Formats 1 and 2: the slots of each variable. Now each variable has its own number, so it is none once the
-    /// manifest is read.
+    /// Formats 1 and 2: the number of slots that each variable has. Since format 3, each variable has a number of its
+    /// own. `None` once the manifest is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// The number of shards that have written it.
+    /// The number of shards that have written the checkpoint.
     pub shards: u32,
-    /// Its files.
+    /// The checkpoint's files, and those of earlier checkpoints that it builds on.
     pub files: Vec<FileEntry>,
     /// The progress of the training, for the coordinator.
     pub progress: serde_json::Value,
@@ -67,14 +67,14 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedVariable {
-    /// Its name, as in the model.
+    /// The variable's name, as in the model.
     pub name: String,
     /// Elements along each dimension, outermost first.
     pub shape: Vec<u64>,
-    /// The way in which it changes; formats 1 and 2 have trained variables alone.
+    /// The way in which the variable changes. Formats 1 and 2 have only trained variables.
     #[serde(default)]
     pub kind: VariableKind,
-    /// The number of arrays that its optimizer keeps beside each block's weights.
+    /// The number of arrays that the variable's optimizer keeps beside the weights of each block.
     #[serde(default)]
     pub slots: u32,
 }
@@ -83,18 +83,19 @@ pub struct SavedVariable {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Its name within the checkpoint.
+    /// The file's name within the checkpoint.
     pub name: String,
-    /// Its size.
+    /// The file's size in bytes.
     pub bytes: u64,
-    /// SHA-256 of its content, in hexadecimal.
+    /// SHA-256 of the file's content, in hexadecimal.
     pub sha256: String,
-    /// The blocks in it.
+    /// The blocks in the file.
     pub blocks: Vec<BlockRange>,
-    /// The buckets among them of which it has only the rows that have changed since the checkpoint before.
+    /// Those of the blocks that are incomplete: buckets of which the file has only the rows that have changed since an
+    /// earlier checkpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<BlockRange>,
-    /// The number of the earlier checkpoint that stores the file; none for a file in the checkpoint's own folder.
+    /// The number of the earlier checkpoint that stores the file; `None` for a file in the checkpoint's own folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
 }
@@ -105,16 +106,16 @@ pub struct FileEntry {
 pub struct BlockRange {
     /// The variable's number.
     pub variable: u32,
-    /// Its first block.
+    /// The index of the first block.
     pub first: u32,
-    /// Its last block.
+    /// The index of the last block, which is included.
     pub last: u32,
 }
 
 /// The text of a manifest before its checksum, and after it.
 const BEFORE_CHECKSUM: &[u8] = b"\n  \"checksum\": \"";
 const AFTER_CHECKSUM: &[u8] = b"\"\n}\n";
-/// Digits of a SHA-256 in hexadecimal.
+/// The number of digits of a SHA-256 in hexadecimal.
 const DIGITS: usize = 64;
 
 /// The one field that all formats have.
@@ -124,7 +125,7 @@ struct AnyFormat {
 }
 
 impl Manifest {
-    /// Encodes the manifest as a file, with its checksum.
+    /// Encodes the manifest as a file, with its checksum, in the newest format.
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`] if it would be refused when read.
@@ -149,8 +150,8 @@ impl Manifest {
     /// bytes may be given.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] if it is not as it was written, or its files do not have each
-    /// block once; [`CheckpointError::Newer`].
+    /// [`CheckpointError::Damaged`] if the text is not as it was written, or if the files do not have each block once;
+    /// [`CheckpointError::Newer`] if a newer release has written it.
     pub fn read(bytes: &[u8], what: &str) -> Result<Self, CheckpointError> {
         check_sum(bytes).map_err(|reason| CheckpointError::damaged(what, reason))?;
         Self::parse(bytes, what)
@@ -199,7 +200,7 @@ impl Manifest {
         }
     }
 
-    /// Returns whether it has tables.
+    /// Returns whether the checkpoint has tables.
     pub fn has_tables(&self) -> bool {
         !self.tables.is_empty()
     }
@@ -210,12 +211,12 @@ impl Manifest {
         (variables..variables + self.tables.len()).contains(&(variable as usize))
     }
 
-    /// Returns the size of all its files in bytes, also of those in the folders of earlier checkpoints.
+    /// Returns the size of all files in bytes, including those in the folders of earlier checkpoints.
     pub fn bytes(&self) -> u64 {
         sum_of_bytes(self.files.iter())
     }
 
-    /// Returns the size of the files in its own folder in bytes.
+    /// Returns the size in bytes of the files in the checkpoint's own folder.
     pub fn own_bytes(&self) -> u64 {
         sum_of_bytes(self.own_files())
     }
@@ -264,7 +265,7 @@ fn sum_of_bytes<'a>(mut files: impl Iterator<Item = &'a FileEntry>) -> u64 {
 }
 
 impl SavedVariable {
-    /// Returns the entry of a variable with so many slots.
+    /// Returns the entry of a variable with this number of slots.
     pub fn new(spec: &VariableSpec, slots: usize) -> Self {
         Self {
             name: spec.name.clone(),
@@ -330,7 +331,7 @@ impl BlockRange {
         }
     }
 
-    /// Returns the id of the last block; never one before the first.
+    /// Returns the id of the last block, or of the first block if the range is reversed.
     fn last_id(self) -> BlockId {
         BlockId {
             variable: self.variable,

@@ -9,8 +9,8 @@ use shared_proto::table::{SavedRows, ids_of_bytes};
 use crate::manifest::{FileEntry, Manifest};
 use crate::part::{SavedBlock, SavedValues};
 
-/// Reads the blocks of a checkpoint, its newest files first, and keeps the newest of each row. A bucket may come several
-/// times, each time with other rows.
+/// Takes the blocks of a checkpoint's files, the newest files first, and keeps the newest version of each row. A bucket
+/// may come several times, each time with other rows.
 #[derive(Debug, Default)]
 pub struct NewestFirst {
     buckets: BTreeMap<BlockId, Bucket>,
@@ -19,18 +19,18 @@ pub struct NewestFirst {
 /// A bucket of which some rows are read.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// The checkpoint with the rows that are not read yet; none once all are.
+    /// The number of the checkpoint with the rows that are not read yet; `None` once all rows are read.
     rest_in: Option<u64>,
-    /// The rows that are read or were removed.
+    /// The ids of the rows that are read already, and of rows that were removed.
     newer: HashSet<u64>,
 }
 
-/// What is new in a block that was read.
+/// The part of a block that no newer file has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// A block, or the newest rows of a bucket.
     Newest(SavedBlock),
-    /// Older rows of a bucket that has come before. None of them has come.
+    /// Older rows of a bucket of which newer rows have come before. None of these rows has come yet.
     Older(BlockId, SavedRows),
 }
 
@@ -48,14 +48,15 @@ impl Piece {
 }
 
 impl NewestFirst {
-    /// Returns the files of a checkpoint in the order in which they are to be read.
+    /// Returns the files of a checkpoint in the order in which to read them.
     pub fn files(manifest: &Manifest) -> Vec<&FileEntry> {
         let mut files: Vec<&FileEntry> = manifest.files.iter().collect();
         files.sort_by_key(|file| Reverse(manifest.folder_of(file)));
         files
     }
 
-    /// Takes a block of a file. Returns its rows that no newer file has; none if there cannot be any.
+    /// Takes a block of a file. Returns the block, or those of its rows that no newer file has. Returns `None` if the
+    /// checkpoint does not need the block.
     ///
     /// # Errors
     /// If the rows on which a bucket's changes build are of another checkpoint than the changes say.
@@ -104,10 +105,10 @@ impl NewestFirst {
         Ok(Some(Piece::Older(id, rest)))
     }
 
-    /// Ends the reading of all files.
+    /// Checks, after all files are read, that no rows are missing.
     ///
     /// # Errors
-    /// If rows on which changes build have not come.
+    /// If a bucket's changes build on rows that have not come.
     pub fn finish(self, manifest: &Manifest) -> Result<(), String> {
         let mut buckets = self.buckets.iter();
         match buckets.find_map(|(id, bucket)| Some((id, bucket.rest_in?))) {

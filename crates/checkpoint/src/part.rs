@@ -1,12 +1,12 @@
 //! Blocks to safetensors and back, and the check that they are those of the manifest. Pure: no files, no clock, no
 //! threads.
 //!
-//! A block of a variable has a tensor of its weights, named `variable.index`, and, if the optimizer keeps slots, a tensor
-//! of them, named `variable.index.slots`, with a row for each slot. A bucket of a table has a tensor of its rows' values and
-//! optimizer state, named `variable.index`, and one of their ids, `variable.index.ids`; a table that evicts rows has
-//! `variable.index.history`, one that counts gradients `variable.index.counts`. A bucket of which only the changed rows are
-//! saved has `variable.index.removed`: the ids of removed rows. The header's metadata has all other data of the blocks as
-//! JSON, under the key `flambeau`.
+//! A block of a variable has a tensor of its weights, named `variable.index`. If the optimizer keeps slots, it also has
+//! a tensor of them, named `variable.index.slots`, with a row for each slot. A bucket of a table has a tensor of its
+//! rows' values and optimizer state, named `variable.index`, and one of their ids, `variable.index.ids`. If the table
+//! evicts rows, the bucket also has `variable.index.history`, and if the table counts gradients,
+//! `variable.index.counts`. A bucket of which only the changed rows are saved has `variable.index.removed`: the ids of
+//! removed rows. The header's metadata has all other data of the blocks as JSON, under the key `flambeau`.
 
 mod container;
 mod tensors;
@@ -28,10 +28,11 @@ use crate::error::CheckpointError;
 use crate::format::FORMAT;
 use crate::manifest::{FileEntry, Manifest, ranges};
 
-/// The bytes of weights and slots in one file, as a rule, and so in memory for writing at a time.
+/// The approximate number of bytes of weights and slots in one file, and so in memory while the file is written.
 pub const FILE_BYTES: usize = 16 << 20;
 
-/// A watermark: the last message that a block has taken from a worker. Earlier ones are duplicates.
+/// A watermark: the last message that a block has taken from a worker, with the number of the one before. By these two,
+/// the block recognises messages that are sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermark {
     /// The worker, in one of its generations.
@@ -42,7 +43,7 @@ pub struct Watermark {
     pub before: Sequence,
     /// The worker's clock in the message.
     pub clock: Clock,
-    /// The version of the block that the message made.
+    /// The version of the block that the message made or, in sync mode, to which the message's gradient was staged.
     pub version: Version,
     /// The number of messages that the block has taken from the worker in this generation.
     pub taken: u64,
@@ -53,11 +54,11 @@ pub struct Watermark {
 pub struct SavedBlock {
     /// The block's id.
     pub id: BlockId,
-    /// Its version.
+    /// The block's version.
     pub version: Version,
     /// The last message taken from each worker, so that none is applied twice after a restore.
     pub watermarks: Vec<Watermark>,
-    /// Its values, with the optimizer's state.
+    /// The block's values, with the optimizer's state.
     pub values: SavedValues,
 }
 
@@ -76,7 +77,7 @@ pub enum SavedValues {
 }
 
 impl SavedValues {
-    /// Returns all values and numbers of optimizer state: little-endian `f32`.
+    /// Returns all values and the optimizer state, as little-endian `f32`.
     pub fn numbers(&self) -> [&Bytes; 2] {
         static NONE: Bytes = Bytes::new();
         match self {
@@ -85,7 +86,7 @@ impl SavedValues {
         }
     }
 
-    /// Returns whether no value or number of optimizer state is NaN or infinite.
+    /// Returns whether all values and the optimizer state are finite.
     pub fn all_finite(&self) -> bool {
         let mut numbers = self.numbers().into_iter();
         numbers.all(|numbers| payload::all_finite(payload::elements(numbers)))
@@ -116,7 +117,7 @@ struct AnyFormat {
 struct Contents {
     #[serde(rename = "format")]
     _format: u64,
-    /// Formats 1 and 2: the slots of each block.
+    /// Formats 1 and 2: the number of slots that each block has.
     slots: Option<u32>,
     blocks: Vec<ContentsBlock>,
 }
@@ -129,7 +130,7 @@ struct ContentsBlock {
     version: u64,
     slots: Option<u32>,
     marks: Vec<ContentsMark>,
-    /// Buckets of tables alone.
+    /// Only for buckets of tables.
     rows: Option<ContentsRows>,
 }
 
@@ -138,7 +139,7 @@ struct ContentsBlock {
 struct ContentsRows {
     updates: u64,
     time: u32,
-    /// The checkpoint since which the rows have changed; none if these are all rows.
+    /// The number of the checkpoint since which the rows have changed; `None` if these are all rows.
     since: Option<u64>,
 }
 
@@ -198,8 +199,8 @@ impl FileEntry {
     }
 }
 
-/// Returns the beginning of a safetensors file that has the variables alone, under their own names and
-/// shapes, like a run's `model.safetensors`. The weights follow it in the manifest's order.
+/// Returns the beginning of a safetensors file that has only the variables, under their own names and shapes, like a
+/// run's `model.safetensors`. The caller must append the weights in the manifest's order.
 pub fn weights_header(manifest: &Manifest) -> Bytes {
     let mut header = HeaderText::new(None);
     for variable in &manifest.variables {
@@ -307,7 +308,7 @@ fn check_block(block: &SavedBlock, manifest: &Manifest) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes a block's tensors. They have been checked to lie within the data.
+/// Takes a block's tensors. The caller must have checked that they lie within the data.
 fn take(
     tensors: &mut BTreeMap<String, Tensor>,
     data: &Bytes,
@@ -335,8 +336,8 @@ fn name(id: BlockId) -> String {
     format!("{}.{}", id.variable, id.index)
 }
 
-/// Returns the JSON text about the blocks. It has digits and plain words alone, so nothing is escaped.
-/// It is written by hand because the order in a map of `serde_json` depends on a feature.
+/// Returns the JSON text about the blocks. It has only digits and plain words, so nothing is escaped. It is written by
+/// hand because the order in a map of `serde_json` depends on a feature.
 fn contents(blocks: &[SavedBlock]) -> String {
     let mark = |m: &Watermark| {
         let Task { id, generation } = m.task;

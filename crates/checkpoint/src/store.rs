@@ -50,7 +50,7 @@ impl From<Files> for Store {
 }
 
 impl Store {
-    /// Returns a store over any objects, named `location` in messages. It uses no threads.
+    /// Returns a store over any object store, named `location` in messages. It uses no threads.
     pub fn over(objects: Arc<dyn ObjectStore>, location: &str) -> Self {
         Files::over(objects, location).into()
     }
@@ -75,7 +75,7 @@ impl Store {
         }
     }
 
-    /// Returns the id that [`of_run`](Self::of_run) was given.
+    /// Returns the id of the run that [`of_run`](Self::of_run) has set; empty if none is set.
     pub fn run(&self) -> &str {
         &self.run
     }
@@ -162,7 +162,8 @@ impl Store {
         }
     }
 
-    /// Returns whether the manifest of a checkpoint no longer exists. It is deleted before the checkpoint's files.
+    /// Returns whether the manifest of a checkpoint no longer exists. The manifest is deleted before the checkpoint's
+    /// other files.
     #[boxed]
     pub async fn is_deleted(&self, number: u64) -> bool {
         let manifest = self.manifest(number).await;
@@ -189,7 +190,7 @@ impl Store {
         self.before_of(number, &|_| true).await
     }
 
-    /// Finds the newest good checkpoint below a number that is `wanted`.
+    /// Finds the newest good checkpoint below a number for which `wanted` returns true.
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
@@ -297,12 +298,13 @@ impl Store {
             .await
     }
 
-    /// Reads the rows of some buckets, each row once, in pieces of a bucket: those of a chain of incremental checkpoints come
-    /// newest first. One file is in memory at a time, and the ids of the rows that incremental checkpoints have. `after` is
-    /// called with the bytes of each file once it is read.
+    /// Reads the rows of the buckets for which `wanted` returns true, and calls `take` with rows of one bucket at a
+    /// time. Each row comes once. The newest files of a chain of incremental checkpoints are read first. One file is in
+    /// memory at a time, together with the ids of the rows in incremental checkpoints. Calls `after` with the number of
+    /// bytes of each file once the file is read.
     ///
     /// # Errors
-    /// As [`read_file`](Self::read_file), if the files of the chain do not fit each other, or those of `take`.
+    /// As [`read_file`](Self::read_file), or if the files of the chain do not fit each other, or the errors of `take`.
     pub async fn read_rows<E: From<CheckpointError>>(
         &self,
         manifest: &Manifest,

@@ -1,4 +1,4 @@
-//! Files of a checkpoint in the messages of those that write them.
+//! Conversions between the files of a checkpoint and the messages that name them.
 
 use shared_proto::wire;
 
@@ -36,7 +36,7 @@ impl From<FileEntry> for wire::CheckpointFile {
     }
 }
 
-/// A file in the checkpoint's own folder.
+/// The result is a file in the checkpoint's own folder.
 impl From<wire::CheckpointFile> for FileEntry {
     fn from(file: wire::CheckpointFile) -> Self {
         Self {

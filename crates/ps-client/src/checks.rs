@@ -10,7 +10,7 @@ use shared_proto::table::hash::bucket;
 use crate::error::ClientError;
 use crate::shards::Shards;
 
-/// The most bytes of a bucket's rows in a push: a message less the rest of it.
+/// The most bytes of a bucket's rows in a push: the size of a message, minus room for its other fields.
 const MOST_BUCKET_BYTES: usize = MAX_MESSAGE_BYTES - (64 << 10);
 
 impl Shards {
@@ -26,8 +26,8 @@ impl Shards {
         self.check_rows(clock, gradients, gradients_fit)
     }
 
-    /// Checks that each table has gradients, that the rows of a bucket fit into a message, and that each number fits
-    /// the wire's type. `gradients_fit` is true if the norm already shows that all numbers fit.
+    /// Checks that each table has gradients, that the rows of each bucket fit into a message, and that each number is
+    /// finite and fits the wire's type. `gradients_fit` is true if the norm already shows that all numbers do.
     fn check_rows(
         &self,
         clock: Clock,
@@ -76,8 +76,8 @@ impl Shards {
         Ok(())
     }
 
-    /// Checks that there are all values of the variables that are sent, and none of the others. Those that workers hold are
-    /// not sent.
+    /// Checks that `values` has all values of the variables that are sent, and none of the others. Variables that
+    /// workers hold are never sent.
     pub(crate) fn check_sizes(
         &self,
         values: &[Elements],
@@ -134,7 +134,7 @@ impl Shards {
     }
 }
 
-/// Checks that the values of a variable are all of it, or none if it is not sent.
+/// Checks that all values of a variable are there, or none if the variable is not sent.
 ///
 /// # Errors
 /// [`ClientError::WrongSize`].

@@ -24,7 +24,7 @@ pub enum ClientError {
     /// The server refused: the worker, or the job, is at fault.
     #[error("refused: {0}")]
     Refused(Refusal),
-    /// A gradient is not a number; nothing of the push was sent.
+    /// A gradient or an initial value is NaN or infinite. Nothing was sent.
     #[error(
         "the gradient of variable {variable:?} at clock {clock} holds NaN or infinity; lower the learning rate, set clip_norm, or look at the data"
     )]
@@ -34,14 +34,14 @@ pub enum ClientError {
         /// The step.
         clock: u64,
     },
-    /// A gradient does not fit the numbers that it is to travel in; nothing of the push was sent.
+    /// A gradient has values that are too large for the wire's number type. Nothing of the push was sent.
     #[error(
         "the gradient of variable {variable:?} holds values too large for {wire}; set strategy.wire to f32 (f16 ends at 65504, bf16 where f32 does), or lower the learning rate; clip_norm helps outside sync mode only, because in sync mode the servers clip"
     )]
     TooLarge {
         /// The variable's name.
         variable: String,
-        /// The type of these numbers.
+        /// The number type.
         wire: &'static str,
     },
     /// Values do not fit the shard map.
@@ -54,18 +54,18 @@ pub enum ClientError {
         /// The number of elements expected.
         expected: usize,
     },
-    /// A step has more rows in a bucket of a table than a message holds; nothing of the push was sent.
+    /// A step has more rows in one bucket of a table than fit into a message. Nothing of the push was sent.
     #[error(
         "a step has gradients of {rows} rows in one of the {buckets} buckets of table {table:?}; a message holds {most}, so give the table more buckets or the job smaller batches"
     )]
     TooManyRows {
         /// The table's name.
         table: String,
-        /// The rows of the largest bucket.
+        /// The number of rows in the largest bucket.
         rows: usize,
-        /// The most rows.
+        /// The most rows that a message can have.
         most: usize,
-        /// The number of buckets.
+        /// The number of buckets of the table.
         buckets: u32,
     },
     /// A server could not be reached for longer than the worker's patience.

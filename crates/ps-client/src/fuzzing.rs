@@ -19,10 +19,10 @@ use worker::Worker;
 /// The most events of an input.
 const MOST_EVENTS: usize = 100;
 
-/// The most elements of a model with which a worker works.
+/// The most elements of a model that the worker uses. Larger models are skipped.
 const MOST_ELEMENTS: usize = 4096;
 
-/// Reads bytes as what members read, and plays the events in them.
+/// Reads the bytes as a view and as a shard map, then plays the events that they encode.
 pub fn members(bytes: &[u8]) {
     read(bytes);
     let mut input = Unstructured::new(bytes);
@@ -60,7 +60,7 @@ fn read(bytes: &[u8]) {
     }
 }
 
-/// Reads a map, and what a worker derives from it.
+/// Reads a shard map, and checks what a worker derives from it. Returns `None` if the map is refused.
 fn taken(map: wire::ShardMap) -> Option<ShardMap> {
     let map = ShardMap::try_from(map).ok()?;
     assert_eq!(

@@ -1,19 +1,19 @@
-//! What a worker's model holds of the blocks.
+//! The values of blocks that a worker's model has.
 
 use shared_proto::wire;
 
-/// Values that a block has.
+/// The kinds of values that a block has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValuesOf {
     /// The weights as they are.
     Weights,
-    /// Look-ahead weights: those to which the momentum leads until the gradient arrives.
+    /// Look-ahead weights: the weights that the momentum leads to by the time the gradient arrives.
     LookAhead,
     /// The moving averages.
     Averages,
 }
 
-/// What a worker's model holds of a block.
+/// The values of a block that a worker's model has: their version and their kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) version: wire::BlockVersion,

@@ -19,17 +19,17 @@ pub struct Identity {
     pub run: RunNumber,
     /// This worker.
     pub task: Task,
-    /// The newest view it knows of.
+    /// The newest view that this worker has received.
     pub view: ViewNumber,
     /// The time for which a server may be unreachable.
     pub patience: Duration,
-    /// The type of the numbers in which weights and gradients travel.
+    /// The number type of weights and gradients on the wire.
     pub wire: Dtype,
-    /// True if it computes with look-ahead weights where there is momentum.
+    /// True if this worker computes with look-ahead weights where there is momentum.
     pub looks_ahead: bool,
     /// The network by which servers are reached.
     pub network: Arc<dyn Network>,
-    /// The receiver of losses with a server.
+    /// The channel to which sessions send the losses that they find.
     pub losses: mpsc::Sender<Loss>,
 }
 

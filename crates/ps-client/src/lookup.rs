@@ -1,4 +1,4 @@
-//! Reads of rows of tables, for programs that are no members of the job: online inference.
+//! Reads of rows of tables, for programs that are not members of the job: online inference.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-/// The pause before the servers are asked again where the buckets are.
+/// The pause before the servers are asked again which buckets they hold.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// The patience of a read if the given one is too long for a clock: a year.
+/// The patience of a read, one year, if the given one is too long for the clock.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 /// The reason why rows cannot be read.
@@ -44,7 +44,7 @@ pub enum LookupError {
     NoTable {
         /// The table.
         table: String,
-        /// The tables that it has.
+        /// The job's tables.
         tables: Vec<String>,
     },
     /// A server refuses the request.
@@ -60,7 +60,7 @@ pub enum LookupError {
     Unreachable {
         /// The table.
         table: String,
-        /// The time, in seconds.
+        /// The time for which the read was tried, in seconds.
         seconds: f64,
         /// The last failure.
         reason: String,
@@ -75,9 +75,9 @@ pub enum LookupError {
     },
 }
 
-/// Reads rows of tables from running servers. It changes nothing there, and creates no rows.
+/// Reads rows of tables from running servers. Reading changes nothing on the servers, and creates no rows.
 ///
-/// It learns from the servers which of them holds which part of a table, and learns it again when parts have moved.
+/// A `Lookup` asks the servers which of them holds which part of a table, and asks again when parts have moved.
 pub struct Lookup {
     servers: Vec<Server>,
     tables: BTreeMap<String, KnownTable>,
@@ -94,21 +94,22 @@ struct Server {
 /// A table, and where its buckets are.
 struct KnownTable {
     dimension: usize,
-    /// The server of each bucket.
+    /// The index of the server that holds each bucket; `None` if no server has reported the bucket.
     servers: Vec<Option<usize>>,
 }
 
 /// Rows that were read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FoundRows {
-    /// The values, row after row in the order of the ids. An id without a row has those that a worker reads: the row's initial
-    /// values if each id gets a row, zeros otherwise.
+    /// The values, row after row in the order of the ids. An id without a row has the values that a worker would pull:
+    /// the initial values of the row if every id gets a row, zeros otherwise.
     pub values: Vec<f32>,
     /// Whether each id has a row.
     pub present: Vec<bool>,
 }
 
-/// How often the rows of a table were read and changed on a server, since each of its buckets came there.
+/// How often the rows of a table were read and changed on a server. Each bucket counts from the time at which it came
+/// to the server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerHeat {
     /// The server's address.
@@ -118,11 +119,11 @@ pub struct ServerHeat {
 }
 
 impl Lookup {
-    /// Connects to servers at the addresses at which they answer lookups. `patience` is the time for which a read may wait
-    /// for rows of a lost server.
+    /// Prepares connections to servers at the addresses at which they answer lookups. `patience` is the time for which
+    /// a read may wait for rows of a lost server.
     ///
     /// # Errors
-    /// If there is no address, or a text is not one. Servers that do not answer yet may do so later.
+    /// If `addresses` is empty, or a text in it is not an address. It is no error if a server does not answer yet.
     pub fn new(
         addresses: &[String],
         security: &Security,
@@ -195,7 +196,8 @@ impl Lookup {
         }
     }
 
-    /// Returns how often the rows of a table were read and changed on each server, with at most so many buckets and ids of each.
+    /// Returns how often the rows of a table were read and changed on each server, with at most `most` buckets and
+    /// `most` ids for each server.
     ///
     /// # Errors
     /// If the servers have no such table, or one of them does not answer.
@@ -272,7 +274,7 @@ impl Lookup {
         Ok(found)
     }
 
-    /// Asks all servers which buckets they hold. Those that do not answer hold none.
+    /// Asks all servers which buckets they hold. A server that does not answer counts as holding none.
     async fn describe(&mut self) -> Result<(), Failure> {
         let described = join_all(self.servers.iter().map(Server::describe)).await;
         let mut tables = BTreeMap::<String, KnownTable>::new();
@@ -321,7 +323,7 @@ impl Lookup {
 
 /// The reason why a server has not answered.
 enum Failure {
-    /// It may answer later, or another one instead.
+    /// The server may answer later, or another server may answer instead.
     Passing(String),
     Lasting(LookupError),
 }
@@ -335,7 +337,7 @@ impl Server {
             .into_inner())
     }
 
-    /// Reads the rows of the ids at some places. Returns the places, the values and the presences.
+    /// Reads the rows of the ids at the indices `places`. Returns the places, their values, and their presences.
     async fn get<'a>(
         &self,
         table: &str,

@@ -13,7 +13,7 @@ const ASK_AT_ONCE: usize = 4096;
 /// Updates that a shard has acknowledged and its restored values lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// The number of pairs of a block and a step.
+    /// The number of lost updates, where an update is that of one block in one step.
     pub updates: u64,
     /// The earliest step of which any block has lost the update.
     pub first: Clock,
@@ -43,18 +43,18 @@ pub struct Loss {
     pub epoch: Epoch,
     /// The lost updates.
     pub lost: Lost,
-    /// Answered once the coordinator knows of the loss: no step counts in the new epoch before that.
+    /// Answered once the coordinator has taken the report. Until then no step counts in the new epoch.
     pub told: oneshot::Sender<()>,
 }
 
-/// The pushes that a shard has acknowledged to this worker. A block takes them in order and counts them,
-/// so its count shows which of them it has.
+/// The pushes that a shard has acknowledged to this worker. A block takes pushes in order and counts them, so the count
+/// shows which pushes the block has.
 #[derive(Debug, Default)]
 pub(crate) struct PushLedger {
     blocks: HashMap<BlockId, Counts>,
     /// The clocks of the pushes, as runs within which the clock grows by one with each push.
     runs: Vec<Run>,
-    /// The number of pushes of which any block was acknowledged.
+    /// The number of pushes that at least one block has acknowledged.
     pushes: u64,
 }
 
@@ -90,7 +90,8 @@ impl PushLedger {
         }
     }
 
-    /// Returns the clock of a push, if its run extends that far. Pushes count from 0.
+    /// Returns the clock of a push, counted from 0. For a push that is not acknowledged yet, returns the clock that it
+    /// has if it continues the last run. Returns `None` if there is no run.
     fn clock_of(&self, push: u64) -> Option<Clock> {
         let after = self.runs.partition_point(|run| run.push <= push);
         let run = self.runs[..after].last()?;
@@ -107,7 +108,8 @@ impl PushLedger {
             .collect()
     }
 
-    /// Compares the acknowledged pushes with those that the shard has. Returns each lost update once.
+    /// Compares the acknowledged pushes with those that the shard has. Returns only lost updates that earlier calls
+    /// have not returned.
     pub(crate) fn compare(&mut self, outcomes: &[wire::BlockOutcome]) -> Option<Lost> {
         let mut lost = None;
         for outcome in outcomes {

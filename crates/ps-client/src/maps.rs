@@ -61,7 +61,7 @@ impl Maps {
         Arc::clone(&self.newest.borrow())
     }
 
-    /// Asks for a newer map than `map`, if that is the newest so far.
+    /// Asks for a newer map than `map`, if `map` is the newest so far.
     pub(crate) fn ask_beyond(&self, map: &ShardMap) {
         if self.newest.borrow().epoch == map.epoch {
             self.wanted.notify_one();

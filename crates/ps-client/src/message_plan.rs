@@ -15,7 +15,7 @@ pub struct MessagePlan {
 pub struct PlannedMessage {
     /// The blocks that travel together.
     pub blocks: Vec<BlockId>,
-    /// Those of them that take updates, which a push names.
+    /// The blocks among these that take updates. A push names only them.
     pub updated: Vec<BlockId>,
 }
 

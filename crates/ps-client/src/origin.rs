@@ -1,4 +1,5 @@
-//! What a message says of its sender: the call that it is, and the weights with which gradients were computed.
+//! The identification of a message by sequence number and clock, and the versions of the weights with which its
+//! gradients were computed.
 
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Origin};
@@ -7,13 +8,14 @@ use shared_proto::planted;
 use crate::shards::Shards;
 
 impl Shards {
-    /// Notes that the gradients of the next push are computed with the weights that the model holds now. Call it before weights of the step
-    /// after that are taken.
+    /// Records that the gradients of the next push are computed with the weights that the model has now. Must be called
+    /// before the weights of the step after that one are taken.
     pub fn computes(&mut self) {
         self.computed_with = Some(self.held.clone());
     }
 
-    /// Returns the version with which the gradients of a block were computed.
+    /// Returns the version of the weights with which the gradients of a block were computed; 0 if the model does not
+    /// have the block.
     pub(crate) fn based_on(&self, id: BlockId) -> u64 {
         let before = self.computed_with.as_ref();
         let before = before.filter(|_| !planted!(LaterWeights));

@@ -10,7 +10,7 @@ use crate::held::{Held, ValuesOf};
 use crate::shards::Shards;
 
 impl Shards {
-    /// Returns a block's entry of the pull with these wants; none if they do not include the block.
+    /// Returns a block's entry in a pull with these wants, or `None` if the wants do not include the block.
     pub(crate) fn wanted(&self, wants: &[Want], id: BlockId) -> Option<wire::WantedBlock> {
         let values = self.wanted_values(wants, id)?;
         // Averages have no version.
@@ -27,14 +27,15 @@ impl Shards {
         })
     }
 
-    /// Notes that the model holds the values that a pull with these wants has brought.
+    /// Records that the model has the values of a block that a pull with these wants has returned.
     pub(crate) fn hold(&mut self, wants: &[Want], id: BlockId, version: wire::BlockVersion) {
         if let Some(values) = self.wanted_values(wants, id) {
             self.held.insert(id, Held { version, values });
         }
     }
 
-    /// Returns which of a block's values the wants include. Those of rows are always the stored ones.
+    /// Returns which kind of a block's values the wants include, or `None` if they do not include the block. The values
+    /// of rows are always the stored weights.
     pub(crate) fn wanted_values(&self, wants: &[Want], id: BlockId) -> Option<ValuesOf> {
         let Some(variable) = self.map.variables.get(id.variable as usize) else {
             return Some(ValuesOf::Weights);

@@ -13,7 +13,7 @@ use crate::session::Reconciliation;
 pub struct Reconciled(pub(crate) Vec<watch::Receiver<Reconciliation>>);
 
 impl Reconciled {
-    /// Returns the present epoch; 0 until every session has had its first stream.
+    /// Returns the present epoch. It is 0 until every session has had its first stream, and after a session has ended.
     pub fn epoch(&self) -> Epoch {
         let epochs = self.0.iter().map(|session| match &*session.borrow() {
             Ok(epoch) => *epoch,

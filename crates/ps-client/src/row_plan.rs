@@ -7,7 +7,7 @@ use shared_proto::protocol::MESSAGE_PAYLOAD_BYTES;
 use shared_proto::step::WantedRows;
 use shared_proto::table::hash::bucket;
 
-/// The bytes of a bucket's part of a message beside its ids and values.
+/// The number of bytes of a bucket's part of a message, without its ids and values.
 const PART_BYTES: usize = 48;
 
 /// The rows of one message.
@@ -21,23 +21,23 @@ pub(crate) struct RowMessage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RowPart {
     pub(crate) block: BlockId,
-    /// The table's place in the lists of rows from which the plan was made.
+    /// The index of the table's list among the lists of rows from which the plan was made.
     pub(crate) list: usize,
-    /// The rows in that list.
+    /// The range of the rows in this list.
     pub(crate) rows: Range<usize>,
 }
 
 /// The form of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Each bucket is in one message, also a bucket without rows: a block takes one gradient in a step.
+    /// Each bucket is in exactly one message, even if it has no rows, because a block takes one gradient in each step.
     Push,
     /// Only buckets with rows; the rows of a large bucket may be in several messages.
     Pull,
 }
 
-/// Plans the messages for lists of rows, each of another table. The shards take turns. `value_bytes` is the size of an
-/// element in the message that is counted.
+/// Plans the messages for lists of rows, each of a different table. The shards take turns. The size of a message is
+/// computed with `value_bytes` bytes for each element.
 pub(crate) fn plan(
     map: &ShardMap,
     lists: &[&WantedRows],

@@ -45,7 +45,8 @@ impl Shards {
         Ok(())
     }
 
-    /// Asks for the rows that a step wants.
+    /// Asks for the rows that a step wants. Also sends an empty pull to each shard that this step has not pulled from
+    /// yet.
     pub(crate) async fn ask_for_rows(
         &mut self,
         clock: Clock,
@@ -77,8 +78,9 @@ impl Shards {
         self.ask_for_nothing(clock, view, replies).await;
     }
 
-    /// Sends an empty pull to each shard that has none of the values that a step wants. A worker pulls from each shard before it
-    /// pushes there: so it does not push to one that has not caught up with the newest commit, and no shard misses a commit.
+    /// Sends an empty pull to each shard that has none of the values that a step wants. So a worker pulls from each
+    /// shard before it pushes to it: it never pushes to a shard that has not caught up with the newest commit, and no
+    /// shard misses a commit.
     async fn ask_for_nothing(
         &mut self,
         clock: Clock,

@@ -86,7 +86,8 @@ struct State {
 }
 
 impl Session {
-    /// Opens a session, which connects in the background. `tell` gets the tasks that its pulls wait for.
+    /// Opens a session, which connects in the background. The session sends the tasks that its pulls wait for to
+    /// `tell`.
     pub(crate) fn open(target: Target, tell: watch::Sender<Vec<Task>>) -> Self {
         let shard = target.shard;
         let state = Arc::<Mutex<State>>::default();

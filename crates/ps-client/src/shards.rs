@@ -40,7 +40,8 @@ pub struct Shards {
     pub(crate) looks_ahead: bool,
     /// What this worker's model holds of each block.
     pub(crate) held: HashMap<BlockId, Held>,
-    /// What the gradients of the next push were computed with; none if that is `held`.
+    /// The values that the model had when the gradients of the next push were computed; `None` if they are the values
+    /// in `held`.
     pub(crate) computed_with: Option<HashMap<BlockId, Held>>,
 }
 
@@ -60,7 +61,7 @@ pub struct WeightsTicket {
 /// A part of a pull that is not answered yet.
 pub(crate) struct Pulling {
     pub(crate) reply: Reply,
-    /// The rows that it asks for.
+    /// The rows that this part asks for; empty if it asks for blocks of variables.
     pub(crate) rows: Vec<RowPart>,
 }
 
@@ -85,10 +86,10 @@ impl WeightsTicket {
     }
 }
 
-/// A push that is safe on every shard.
+/// The acknowledgement of a push by every shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acknowledgement {
-    /// The blocks that have taken it, with the versions that it made.
+    /// The blocks that have taken the push, with the versions that it made.
     pub blocks: Vec<wire::BlockVersion>,
     /// Sync mode: each shard's receipt, for the coordinator.
     pub receipts: Vec<wire::ShardReceipt>,
@@ -97,11 +98,11 @@ pub struct Acknowledgement {
 /// The outcome of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullOutcome {
-    /// The lowest min clock by which a shard admitted the pull; the largest number if nothing was wanted.
+    /// The lowest min clock by which a shard admitted the pull; `u64::MAX` if nothing was asked for.
     pub min_clock: Clock,
     /// The longest time for which a shard held the pull back.
     pub waited: Duration,
-    /// The lowest epoch of the shard map among the servers that answered; the largest number if nothing was wanted.
+    /// The lowest epoch of the shard map among the servers that answered; `u64::MAX` if nothing was asked for.
     pub epoch: Epoch,
 }
 
@@ -144,7 +145,7 @@ impl Shards {
         }
     }
 
-    /// Returns the shard map at connecting. Blocks and their sizes do not change afterwards.
+    /// Returns the shard map as it was when the sessions were opened. Blocks and their sizes do not change afterwards.
     pub fn map(&self) -> &ShardMap {
         &self.map
     }
@@ -159,12 +160,11 @@ impl Shards {
         self.waiting_on.clone()
     }
 
-    /// Sends initial values, one entry a variable in the order of the map, and waits until every
-    /// shard has them.
+    /// Sends initial values, one entry for each variable in the order of the map, and waits until every shard has them.
     ///
     /// # Errors
-    /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent; else as the
-    /// servers answer.
+    /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent, otherwise the error of a
+    /// session.
     #[boxed]
     pub async fn initialize(&mut self, values: &[Elements]) -> Result<(), ClientError> {
         self.check_sizes(values, |_| true)?;
@@ -194,10 +194,11 @@ impl Shards {
         PushTicket(replies).acknowledged().await.map(|_| ())
     }
 
-    /// Pushes the gradients of the step after `clock`.
+    /// Pushes the gradients of the step at `clock`.
     ///
     /// # Errors
-    /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent.
+    /// [`ClientError::NonFinite`], [`ClientError::TooLarge`], [`ClientError::WrongSize`] or
+    /// [`ClientError::TooManyRows`], before anything is sent.
     #[boxed]
     pub async fn push(
         &mut self,
@@ -217,7 +218,7 @@ impl Shards {
         Ok(PushTicket(replies))
     }
 
-    /// Asks for the weights that the step after `clock` wants, from servers that follow `view` or a later one.
+    /// Asks for the weights that the step at `clock` wants, from servers that follow `view` or a later one.
     #[boxed]
     pub async fn pull(&mut self, clock: Clock, view: ViewNumber, wants: &[Want]) -> WeightsTicket {
         let mut replies = Vec::new();
@@ -230,8 +231,8 @@ impl Shards {
         WeightsTicket::new(replies, wants)
     }
 
-    /// [`Self::push`] and then [`Self::pull`] of what the step after `next` wants, block by block: the first weights
-    /// are on their way back while the last gradients are still to be sent.
+    /// Does what [`Self::push`] does for the step at `clock`, and [`Self::pull`] for the step at `next`, message by
+    /// message: the first weights are on their way back while the last gradients are still being sent.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -290,7 +291,7 @@ impl Shards {
         Ok(Some(self.sessions[shard].send(sequence, message).await))
     }
 
-    /// Asks for the blocks of a shard that the step wants, if there are any.
+    /// Asks for those of a shard's blocks that the step wants, if there are any.
     async fn send_pull(
         &mut self,
         shard: usize,
@@ -315,9 +316,9 @@ impl Shards {
         Some(self.sessions[shard].send(sequence, message).await)
     }
 
-    /// Waits for the next blocks that have changed since they were last pulled; none once all have
-    /// come. Copy each into the model when it comes: the next messages reuse the memory of this one. From
-    /// then on the blocks count as known, so the model must have them. This method is cancel-safe.
+    /// Waits for the next blocks that have changed since they were last pulled. Returns `None` once all have come. Copy
+    /// the values into the model at once, because the next messages reuse their memory. Later pulls ask only for newer
+    /// versions, so the model must have these values. This method is cancel-safe.
     ///
     /// # Errors
     /// See the variants of [`ClientError`].
@@ -388,7 +389,7 @@ impl Shards {
 }
 
 impl PushTicket {
-    /// Waits until every shard concerned has acknowledged.
+    /// Waits until every shard that the push concerns has acknowledged it.
     ///
     /// # Errors
     /// See the variants of [`ClientError`].

@@ -78,7 +78,8 @@ impl Counters {
         }
     }
 
-    /// Counts an update of a block, and its step if that can be shortened as a whole.
+    /// Counts an update of a block that took the time `took`. `step` is the block's step if such steps may be shortened
+    /// as a whole.
     pub(crate) fn applied(&self, took: Duration, staleness: u64, step: Option<CorrectedStep>) {
         self.apply.record(took);
         self.staleness.record(staleness as f64);
@@ -116,7 +117,7 @@ impl Counters {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// Sets the number of blocks that the shard holds, and of their bytes.
+    /// Sets the number of blocks that the shard holds, and the number of their bytes.
     pub(crate) fn holds(&self, (blocks, bytes): (usize, usize)) {
         self.blocks.set(blocks as f64);
         self.held_bytes.set(bytes as f64);
@@ -124,8 +125,8 @@ impl Counters {
         self.held[1].store(bytes as u64, Relaxed);
     }
 
-    /// Returns the report of the shard. `non_finite` names a variable with values that are NaN or infinite; empty
-    /// if there is none.
+    /// Returns the report of the shard. `non_finite` is the name of a variable or table with values that are NaN or
+    /// infinite, or empty if there is none. `last` is true if no report follows.
     pub(crate) fn report(
         &self,
         shard: u32,

@@ -16,7 +16,7 @@ use crate::serving::serve;
 
 pub use crate::following::Opener;
 
-/// A server's identity, and its connections to other processes.
+/// A server that has not started yet: its registration, its access to the cluster, and its options.
 pub struct Embedded {
     /// The coordinator.
     pub coordinator: Coordinator,
@@ -26,12 +26,12 @@ pub struct Embedded {
     pub checkpoints: Opener,
     /// The options for rows of tables.
     pub rows: RowStorage,
-    /// Cancelled when the server is to stop.
+    /// Cancelled to stop the server.
     pub drain: CancellationToken,
 }
 
 impl Embedded {
-    /// Serves a shard until the job has ended.
+    /// Serves a shard to the workers whose connections come from `incoming`, until the job has ended.
     ///
     /// # Errors
     /// See the variants of [`PsError`].

@@ -33,7 +33,7 @@ pub enum PsError {
     /// The coordinator refuses the server, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
-    /// The coordinator has another run now, of this job or another, which needs a shard of its own.
+    /// The coordinator has begun another run, of this job or of another one. That run needs a new shard.
     #[error("the coordinator has another run now")]
     OtherRun,
     /// The coordinator's shard map makes no sense.
@@ -52,14 +52,16 @@ pub enum PsError {
         /// The worker that the missing gradient is from.
         task: Task,
     },
-    /// The coordinator has persisted fewer changes of its state than it had when this server followed it before.
+    /// The coordinator has restarted with an outdated copy of its state. The copy lacks changes that this server has
+    /// already followed.
     #[error(
         "the coordinator has started with an older copy of its state: the copy has {known} changes, and this server has followed {held}. Put the newer files back, or start the coordinator with --restore RUN_DIR and another --run-dir, which goes on from the newest checkpoint (a submitted job: submit it again with --restore)"
     )]
     OlderState {
-        /// The number of changes at the newest view that this server has followed.
+        /// The number of changes that the coordinator had persisted when it published the newest view that this server
+        /// has followed.
         held: u64,
-        /// The number of changes that the coordinator knows.
+        /// The number of changes in the coordinator's copy of its state.
         known: u64,
     },
     /// The folder for rows beyond the limit on memory cannot be used.
@@ -76,7 +78,8 @@ pub enum PsError {
 }
 
 impl PsError {
-    /// Returns whether this server may still be able to serve another job, or the same one from its newest checkpoint.
+    /// Returns whether the error concerns only this job: the server may still be able to serve another job, or this job
+    /// from its newest checkpoint.
     pub(crate) fn is_of_this_job(&self) -> bool {
         matches!(
             self,

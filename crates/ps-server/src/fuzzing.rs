@@ -3,7 +3,7 @@
 //!
 //! - `events`: the input
 //! - `map`: the shard map
-//! - `desk`: a shard without sessions, and what has to hold of it
+//! - `desk`: a shard without sessions, and its invariants
 
 mod desk;
 mod events;
@@ -27,7 +27,7 @@ use desk::Desk;
 /// The most events of an input.
 const MOST_EVENTS: usize = 200;
 
-/// Plays the events in an input, and takes the same bytes as the body of a session.
+/// Plays the events that the bytes encode, then handles the same bytes as the body of a session.
 pub fn messages(bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
     if let Ok(setting) = input.arbitrary() {
@@ -39,7 +39,8 @@ pub fn messages(bytes: &[u8]) {
     session(bytes);
 }
 
-/// Takes bytes as they come over HTTP/2, cut into frames. Returns the number of messages that were taken.
+/// Handles bytes as the body of an HTTP/2 request, cut into frames. The first byte determines the size of the frames.
+/// Returns the number of messages that the shard has taken.
 fn session(bytes: &[u8]) -> usize {
     let cut = bytes.first().map_or(1, |first| usize::from(*first) + 1);
     let frames: Vec<_> = bytes

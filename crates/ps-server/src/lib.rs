@@ -1,7 +1,8 @@
 //! A parameter server: holds a shard's blocks, applies gradients in place, gates pulls.
 //!
-//! The data path goes through these modules in this order:
-//! - [`run`]: the process; [`embedded`]: a server without one, for simulations; `server`: the parts of both, put together
+//! The modules, those of the data path first:
+//! - [`run`]: the process; [`embedded`]: a server without a process, for simulations; `server`: what both have in
+//!   common
 //! - `serving`: messages between workers and the shard
 //! - `shard`: pushes and pulls, and the blocks that they read and change
 //! - `following`: views, and the work that they order: checkpoints are loaded and written while training continues

@@ -11,16 +11,17 @@ use crate::error::PsError;
 /// The settings of a server for rows of tables.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RowSettings {
-    /// Memory for the rows of embedding tables with their index, in MiB. The least recently used rows beyond it go to disk.
-    /// Default: all rows stay in memory.
+    /// Memory for the rows of embedding tables and their index, in MiB. When it is full, the least recently used rows
+    /// go to disk. Default: all rows stay in memory.
     #[arg(long, env = "FLAMBEAU_TABLE_MEBIBYTES")]
     pub table_mebibytes: Option<u64>,
-    /// The folder for rows on disk. The files have no name, and the system deletes them when the process ends. Default: the
-    /// system's folder for temporary files.
+    /// The folder for rows on disk. The files have no name, and the system deletes them when the process ends. Default:
+    /// the system's folder for temporary files.
     #[arg(long, env = "FLAMBEAU_TABLE_FOLDER", value_name = "DIR")]
     pub table_folder: Option<PathBuf>,
-    /// Count the gradients of ids, and keep the N ids with the most of them for each bucket of a table (0 to 100), for `flambeau table
-    /// NAME heat`. They take some 100 bytes each. Ids may be personal data, and every reader of rows can read them.
+    /// Count the gradients of each id, and keep the N ids with the most gradients in each bucket of a table (0 to 100),
+    /// for `flambeau table NAME heat`. Each of these ids takes some 100 bytes. Ids may be personal data, and every
+    /// reader of rows can read them.
     #[arg(long, env = "FLAMBEAU_HOTTEST_IDS", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
     pub hottest_ids: u32,
 }
@@ -35,7 +36,7 @@ pub struct RowStorage {
 }
 
 impl RowSettings {
-    /// Returns the flags that give a server this setting.
+    /// Returns the command-line flags that give a server these settings.
     pub fn flags(&self) -> Vec<OsString> {
         let mut flags = Vec::new();
         if let Some(mebibytes) = self.table_mebibytes {
@@ -61,7 +62,7 @@ impl RowSettings {
         })
     }
 
-    /// Returns the limit on the memory of rows, if there is one.
+    /// Returns the disk for rows beyond the limit on memory, or `None` if there is no limit.
     fn disk(&self) -> Result<Option<Arc<Disk>>, PsError> {
         let Some(mebibytes) = self.table_mebibytes else {
             return Ok(None);

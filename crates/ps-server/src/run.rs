@@ -44,7 +44,7 @@ pub struct Settings {
     /// The settings of lookups.
     #[command(flatten)]
     pub lookup: LookupSettings,
-    /// The settings by which it finds its cluster.
+    /// The settings by which the server finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
     /// The limits on connections.
@@ -69,7 +69,7 @@ impl Settings {
     }
 }
 
-/// Serves one shard of a job, and of the jobs after it if processes stay.
+/// Serves one shard of a job. If processes stay after a job, then serves a shard of each job that follows.
 ///
 /// # Errors
 /// See the variants of [`PsError`].
@@ -113,7 +113,7 @@ enum Next {
     End,
     /// It registers for the next job.
     Job,
-    /// It could not serve this run, because of this error, and has left it.
+    /// It could not serve this run because of this error, and has left the run.
     Unable(RunNumber, PsError),
 }
 
@@ -199,7 +199,8 @@ async fn serve_job(
     next
 }
 
-/// Listens for lookups. Returns the port, and the address by which others reach it; `None` if the settings name no port.
+/// Begins to listen for lookups. Returns the port, and the address by which readers reach it, or `None` if the settings
+/// name no port.
 async fn bind_lookups(
     settings: &LookupSettings,
     coordinator: &Coordinator,
@@ -214,8 +215,9 @@ async fn bind_lookups(
     Ok(Some((listening, address)))
 }
 
-/// Serves until the job is over or the process is told to stop. In the latter case it first waits for a checkpoint of the shard's updates. Returns
-/// the outcome of the job; `None` if the process stops without one.
+/// Serves until the job is over or the process is told to stop. If it is told to stop, first waits for a checkpoint
+/// with the shard's updates, as long as the time for shutting down allows. Returns the outcome of serving, or `None` if
+/// the process stops and serving has not failed.
 async fn serve_until_stopped(
     process: &Process,
     serve: impl Future<Output = Result<(), PsError>>,

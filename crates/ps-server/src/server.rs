@@ -1,5 +1,5 @@
-//! A server of one run, put together: the shard, the service through which workers reach it, and its part in the
-//! cluster. The process and the simulation both run it.
+//! A server of one run: the shard, the service through which workers reach it, and its part in the cluster. Both the
+//! process and the simulation use it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::row_settings::RowStorage;
 use crate::serving::Sessions;
 use crate::shard::Shard;
 
-/// The time in which sessions must end.
+/// The longest time for which a stopping server waits for its sessions to end.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
-/// A server's identity, its credentials, and its ways to the outside.
+/// What a process or a simulation supplies to its server.
 pub(crate) struct Parts {
     pub(crate) coordinator: Coordinator,
     pub(crate) registration: Registration,
@@ -33,7 +33,7 @@ pub(crate) struct Parts {
     pub(crate) checkpoints: Opener,
     pub(crate) rows: RowStorage,
     pub(crate) readiness: Readiness,
-    /// Cancelled when the process is to stop.
+    /// Cancelled to stop the process.
     pub(crate) drain: CancellationToken,
 }
 
@@ -43,12 +43,12 @@ pub(crate) struct Server {
     pub(crate) sessions: Sessions,
     follower: Follower,
     running: TaskTracker,
-    /// Cancelled when the sessions are to end.
+    /// Cancelled to end the sessions.
     pub(crate) stop: CancellationToken,
 }
 
 impl Server {
-    /// Returns a server of the run that it is a member of.
+    /// Returns a server of the run that `membership` belongs to.
     pub(crate) fn new(membership: &Membership, parts: Parts) -> Self {
         let shard = Arc::new(Shard::new(&membership.job, parts.rows));
         let (running, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -76,7 +76,7 @@ impl Server {
         }
     }
 
-    /// Returns what lookups are answered from.
+    /// Returns what the lookup service needs: the shard and the security settings.
     pub(crate) fn served(&self) -> Served {
         Served {
             shard: Arc::clone(&self.sessions.shard),
@@ -84,13 +84,13 @@ impl Server {
         }
     }
 
-    /// Tells the coordinator, with the next report, where lookups are answered.
+    /// Sets the address at which lookups are answered. The next report tells it to the coordinator.
     pub(crate) fn answers_lookups_at(&self, address: String) {
         let _ = self.sessions.shard.lookup_address.set(address);
     }
 
-    /// Takes part in the job until it has ended, under as many registrations as it takes. The caller gives the
-    /// membership that is left in `place` to [`Self::end`].
+    /// Takes part in the job until the job has ended, and registers again as often as necessary. The caller must pass
+    /// the membership that is left in `place` to [`Self::end`].
     ///
     /// # Errors
     /// See the variants of [`PsError`].
@@ -98,7 +98,8 @@ impl Server {
         self.follower.follow(place, &self.stop).await
     }
 
-    /// Ends the sessions, and gives back the membership, because of this error if there is one.
+    /// Ends the sessions, and leaves the cluster. If the error is about the store of checkpoints or an outdated
+    /// coordinator, gives it to the coordinator as the reason.
     pub(crate) async fn end(self, membership: Option<Membership>, error: Option<&PsError>) {
         self.stop.cancel();
         self.running.close();

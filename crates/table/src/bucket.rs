@@ -15,10 +15,10 @@ use crate::hash::hash;
 use crate::rows::{Aged, History, Place, Rows, SharedRows};
 use crate::sketch::Sketch;
 
-/// The updates from one search for rows to evict to the next, if the table does not say.
+/// The number of updates from one search for rows to evict to the next, if the table's settings give none.
 const SEARCH_INTERVAL: u32 = 256;
 
-/// The updates after which a row may be evicted for its small values. A new row may begin with zeros.
+/// The number of updates after which a row may be evicted because its values are small. A new row may begin with zeros.
 const YOUNG: u32 = 16;
 
 /// A bucket of a table.
@@ -28,17 +28,19 @@ pub struct Bucket {
     admission: Admission,
     eviction: Eviction,
     max_rows: usize,
-    /// The bucket's number and the table's seed: buckets search and draw at different times.
+    /// The bucket's number in its table. Because of it, the buckets of a table search for rows to evict at different
+    /// updates, and draw different random numbers from the table's seed.
     pub(crate) number: u32,
     seed: u64,
-    /// Counts the gradients of ids, if rows are admitted by it.
+    /// Counts the gradients of ids, if the table admits rows by their count.
     pub(crate) sketch: Option<Sketch>,
-    /// The updates that the bucket has taken.
+    /// The number of updates that the bucket has taken.
     pub(crate) updates: u64,
-    /// The time of the newest update. It does not go back if the server's clock does.
+    /// The time of the newest update: in seconds since 1970 if the table evicts rows by seconds, otherwise in updates.
+    /// It does not go back if the server's clock does.
     pub(crate) time: u32,
-    /// The rows that were evicted since the bucket was shared; none before the first time, and if there were more of them than
-    /// rows.
+    /// The rows that were evicted since the bucket was last shared. `None` before it is shared for the first time, and
+    /// after it has evicted more rows than it holds and more than 1,024.
     shared: Option<Evicted>,
     /// The places of rows that were read, the newest last.
     read: VecDeque<Read>,
@@ -51,7 +53,8 @@ pub struct Bucket {
 struct Read {
     ids: Vec<u64>,
     places: Vec<Place>,
-    /// The value of [`Bucket::moved`]: a place that was found earlier may be another row's.
+    /// The value of [`Bucket::moved`] when the places were found. If that has changed since, a place may be another
+    /// row's.
     moved: u64,
 }
 
@@ -59,10 +62,10 @@ struct Read {
 const REMEMBERED: usize = 8;
 const REMEMBERED_ROWS: usize = 4096;
 
-/// Rows that were evicted since a bucket was shared, and have not come back.
+/// Rows that were evicted since a bucket was last shared, and have not been created again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
-    /// The checkpoint that the bucket was shared for.
+    /// The number of the checkpoint for which the bucket was shared.
     pub since: u64,
     /// The rows' ids.
     pub ids: HashSet<u64>,
@@ -86,19 +89,19 @@ pub struct Updated {
 pub struct SharedBucket {
     /// The rows.
     pub rows: SharedRows,
-    /// What has changed since the bucket was shared before; none if that is not known: the bucket was not shared before, or
-    /// has evicted more rows than it holds.
+    /// The rows that were evicted since the bucket was shared before. A checkpoint then has only the changed rows.
+    /// `None` if a checkpoint must have all rows: the bucket was not shared before, or has evicted too many rows since.
     pub changes: Option<Evicted>,
     /// The counts of gradients, if rows are admitted by them.
     pub sketch: Option<Sketch>,
-    /// The updates that the bucket has taken.
+    /// The number of updates that the bucket has taken.
     pub updates: u64,
-    /// The time of the newest update.
+    /// The time of the newest update, in seconds since 1970 or in updates.
     pub time: u32,
 }
 
 impl Bucket {
-    /// Returns the bucket with this number, without rows. The settings have passed [`TableSpec::check`].
+    /// Returns the bucket with this number, without rows. The settings must have passed [`TableSpec::check`].
     pub fn new(spec: &TableSpec, number: u32) -> Self {
         let part = |capacity: Capacity| capacity.rows.div_ceil(u64::from(spec.buckets.max(1)));
         Self {
@@ -123,7 +126,8 @@ impl Bucket {
         }
     }
 
-    /// Returns the bucket, which has no row yet, with a file for rows for which the server has no memory.
+    /// Returns the bucket with a file for rows that do not fit into the server's memory. The bucket must not have rows
+    /// yet. Without a file, all rows stay in memory.
     pub fn spilling_to(mut self, file: Option<&Arc<RowFile>>) -> Self {
         if let Some(file) = file {
             self.rows.spill_to(Arc::clone(file));
@@ -136,7 +140,7 @@ impl Bucket {
         &self.rows
     }
 
-    /// Returns the bytes of memory for rows, index and sketch.
+    /// Returns the number of bytes of memory for rows, index, sketch and the ids of evicted rows.
     pub fn bytes(&self) -> usize {
         let evicted = self
             .shared
@@ -148,7 +152,8 @@ impl Bucket {
             + evicted * (size_of::<u64>() + 1)
     }
 
-    /// Appends the values of the rows of ids. It creates no row, but remembers where they are.
+    /// Appends the values of the rows of `ids`. Brings rows on disk back into memory, and remembers the places of the
+    /// rows. Creates no rows.
     ///
     /// # Errors
     /// If a row on disk cannot be read.
@@ -186,7 +191,8 @@ impl Bucket {
         (read.moved == self.moved).then_some(read.places)
     }
 
-    /// Applies the gradients of ids, each of which is there once, at their learning rates. `now` is the time in seconds.
+    /// Applies the gradients of ids at their learning rates. Each id must occur only once. `now` is the time in seconds
+    /// since 1970.
     ///
     /// # Errors
     /// If a row on disk cannot be read. Then nothing has changed.
@@ -244,8 +250,8 @@ impl Bucket {
         self.moved += u64::from(self.rows.spill(After::Update)) + u64::from(self.rows.shrink());
     }
 
-    /// Returns the seed of this update's stochastic rounding: different for each update and bucket, and the same again after a
-    /// restore.
+    /// Returns the seed of this update's stochastic rounding: different for each update and bucket, and the same again
+    /// after a restore.
     fn draw(&self) -> u64 {
         let of_bucket = mix(self.seed ^ u64::from(self.number));
         mix(of_bucket.wrapping_add(self.updates))
@@ -353,7 +359,7 @@ impl Bucket {
 }
 
 impl SharedBucket {
-    /// Returns the bytes of memory for rows and sketch.
+    /// Returns the number of bytes of memory for rows and sketch.
     pub fn bytes(&self) -> usize {
         self.rows.bytes() + self.bytes_of_sketch()
     }
@@ -362,7 +368,8 @@ impl SharedBucket {
         self.sketch.as_ref().map_or(0, Sketch::bytes)
     }
 
-    /// Makes it a bucket of all rows, unless less than half of them have changed, and did so since this checkpoint.
+    /// Decides whether a checkpoint gets all rows or only the changed ones. It gets only the changed rows if they are
+    /// less than half of all rows, and if the bucket was last shared for the checkpoint `base`.
     pub fn build_on(&mut self, base: Option<u64>) {
         let since = self.changes.as_ref().map(|changes| changes.since);
         let few = 2 * self.rows.changed() < self.rows.count();

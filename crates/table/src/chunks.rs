@@ -3,7 +3,8 @@
 use std::mem::take;
 use std::sync::Arc;
 
-/// The largest number of rows in a chunk. After a snapshot, the first change of a row copies its chunk, so a chunk is small.
+/// The largest number of rows in a chunk. After a snapshot, the first change of a row copies its chunk, so a chunk is
+/// small.
 const CHUNK: usize = 128;
 
 /// The place of a row in its bucket: in memory, or in the file of the table's rows on disk.
@@ -20,15 +21,15 @@ impl Place {
     /// The place of a row that is not there.
     pub const NONE: Self = Self(u32::MAX);
 
-    /// The number of records of a file that places can tell apart.
+    /// The most records that a file may have, so that a place can name each of them.
     pub(crate) const RECORDS: u32 = CHANGED - 1;
 
-    /// Returns the place of a row on disk. The record is below [`RECORDS`](Self::RECORDS).
+    /// Returns the place of a row on disk. The record must be below [`RECORDS`](Self::RECORDS).
     pub(crate) fn on_disk(record: u32, changed: bool) -> Self {
         Self(ON_DISK | record | if changed { CHANGED } else { 0 })
     }
 
-    /// Returns whether it is the place of a row in memory.
+    /// Returns whether this is the place of a row in memory.
     #[inline(always)]
     pub(crate) fn is_in_memory(self) -> bool {
         self.0 < ON_DISK
@@ -49,17 +50,18 @@ impl Place {
     }
 }
 
-/// Rows of a fixed number of words, in chunks. A chunk that a snapshot shares is copied when a row of it changes; all others
-/// change in place.
+/// Rows of a fixed number of words, in chunks. A chunk that a snapshot shares is copied when a row of it changes; all
+/// others change in place.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     stride: usize,
-    /// Rows in a full chunk.
+    /// The number of rows in a full chunk.
     full: usize,
     chunks: Vec<Words>,
-    /// They are apart from the chunks, so that those are close together when rows are read.
+    /// The marks of each chunk. They are in a vector of their own, so that the entries of `chunks` are close together
+    /// when rows are read.
     marks: Vec<Marks>,
-    /// Rows in the last chunk, with those that were removed.
+    /// The number of rows in the last chunk, including removed rows.
     last: usize,
     /// The places of removed rows.
     free: Vec<Place>,
@@ -67,7 +69,7 @@ pub(crate) struct Chunks {
     hand: usize,
 }
 
-/// What is known of the rows of a chunk.
+/// The state of the rows of a chunk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Marks {
     /// The rows that were not removed.
@@ -115,8 +117,8 @@ pub(crate) struct SharedChunks {
     chunks: Vec<(Arc<Box<[u32]>>, Marks)>,
 }
 
-/// Returns the number of rows in a full chunk. Allocators have four sizes from one power of two to the next, and a chunk
-/// nearly fills one of them.
+/// Returns the number of rows in a full chunk. Allocators have four sizes from one power of two to the next, and a
+/// chunk nearly fills one of them.
 fn full(stride: usize) -> usize {
     let most = CHUNK * stride * size_of::<u32>();
     let step = most.ilog2() - 2;
@@ -151,7 +153,7 @@ impl Chunks {
         others + last - self.free.len()
     }
 
-    /// Adds a row of any words. The chunks are not full.
+    /// Adds a row with arbitrary words. The chunks must not be full.
     pub(crate) fn add(&mut self) -> Place {
         let place = self.free.pop().unwrap_or_else(|| self.append());
         self.marks[place.chunk()].present.set(place.row(), true);
@@ -186,7 +188,7 @@ impl Chunks {
         &words[place.row() * self.stride..][..self.stride]
     }
 
-    /// Returns the words of a row that is to change.
+    /// Returns the words of a row, to be changed. Marks the row as changed and used.
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, place: Place) -> &mut [u32] {
         let (chunk, row) = (place.chunk(), place.row());
@@ -201,7 +203,7 @@ impl Chunks {
         self.marks[place.chunk()].changed.get(place.row())
     }
 
-    /// Makes a row count as not changed since the last snapshot.
+    /// Marks a row as unchanged since the last snapshot.
     pub(crate) fn set_unchanged(&mut self, place: Place) {
         self.marks[place.chunk()].changed.set(place.row(), false);
     }
@@ -215,8 +217,9 @@ impl Chunks {
         self.free.push(place);
     }
 
-    /// Returns approximately the `count` least recently used rows: those that were neither changed nor read from disk since
-    /// the search came past them before (the clock algorithm: Corbató, A Paging Experiment with the Multics System, 1968).
+    /// Returns approximately the `count` least recently used rows: those that were neither changed nor read from disk
+    /// since the search came past them before (the clock algorithm: Corbató, A Paging Experiment with the Multics
+    /// System, 1968).
     pub(crate) fn least_used(&mut self, count: usize) -> Vec<Place> {
         let mut found = Vec::with_capacity(count);
         // The second round finds all rows that the first one has passed.
@@ -241,8 +244,9 @@ impl Chunks {
         found
     }
 
-    /// Gives memory back if more than a sixteenth of the places is free: moves the rows of the last chunks to free places
-    /// of others. `moved` is called with each row's words, its old and its new place.
+    /// Gives memory back if many places are free: more than a sixteenth of the number of rows, plus [`CHUNK`]. Moves
+    /// the rows of the last chunks to free places of other chunks. Calls `moved` with each row's words, its old place
+    /// and its new place.
     pub(crate) fn shrink(&mut self, mut moved: impl FnMut(&[u32], Place, Place)) {
         if self.free.len() <= CHUNK + self.count() / 16 {
             return;
@@ -276,7 +280,7 @@ impl Chunks {
         }
     }
 
-    /// Returns the bytes that the rows occupy.
+    /// Returns the number of bytes that the rows occupy.
     pub(crate) fn bytes(&self) -> usize {
         // All chunks but the last have the same size.
         let others = self.chunks.len().saturating_sub(1) * self.full * self.stride;
@@ -287,12 +291,13 @@ impl Chunks {
             + self.free.capacity() * size_of::<Place>()
     }
 
-    /// Returns the bytes that free places occupy.
+    /// Returns the number of bytes that free places occupy.
     pub(crate) fn free_bytes(&self) -> usize {
         self.free.len() * self.stride * size_of::<u32>()
     }
 
-    /// Returns all rows as they are now, and which of them have changed since the last call. They are shared, not copied.
+    /// Returns all rows as they are now, and which of them have changed since the last call. They are shared, not
+    /// copied.
     pub(crate) fn share(&mut self) -> SharedChunks {
         let chunks = self.chunks.iter_mut().zip(&mut self.marks);
         let share = |(words, marks): (&mut Words, &mut Marks)| {
@@ -360,7 +365,7 @@ impl Default for Words {
 }
 
 impl SharedChunks {
-    /// Returns the bytes of the rows.
+    /// Returns the number of bytes of the rows.
     pub(crate) fn bytes(&self) -> usize {
         let words: usize = self.chunks.iter().map(|(words, _)| words.len()).sum();
         words * size_of::<u32>()

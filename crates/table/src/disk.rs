@@ -1,8 +1,8 @@
-//! Rows on disk, for which a server has no memory.
+//! Rows on disk, which do not fit into a server's memory.
 //!
-//! A row on disk has a record in its table's file. The index stays in memory: to find a row on disk takes one read, and to find
-//! that an id has no row takes none, but for the rare two ids with one key. A file has no name, and the system deletes it
-//! when the process ends: what must last is in checkpoints.
+//! A row on disk has a record in its table's file. The index stays in memory: finding a row on disk takes one read, and
+//! finding that an id has no row takes none, except if another id happens to have the same key. A file has no name, and
+//! the system deletes it when the process ends. Only checkpoints are durable.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::chunks::Place;
 
-/// The records that are read together when many rows are read.
+/// The number of records that are read together when many rows are read.
 const WINDOW: u32 = 512;
 
 /// The most bytes by which reads may exceed the limit. The next update frees them.
@@ -42,10 +42,10 @@ pub(crate) enum After {
 }
 
 impl Disk {
-    /// Returns a limit in bytes on the memory of rows and their index. Rows beyond it go to files in this folder.
+    /// Returns a limit in bytes on the memory of rows and their index. Rows beyond the limit go to files in `folder`.
     ///
     /// # Errors
-    /// If no file can be made there.
+    /// If no file can be created in `folder`.
     pub fn new(folder: &Path, limit: usize) -> io::Result<Self> {
         tempfile::tempfile_in(folder)?;
         Ok(Self {
@@ -57,7 +57,7 @@ impl Disk {
         })
     }
 
-    /// Returns a file for rows of so many words.
+    /// Returns a file for rows of `words` words each.
     pub(crate) fn file(self: &Arc<Self>, words: usize) -> Arc<RowFile> {
         Arc::new(RowFile {
             disk: Arc::clone(self),
@@ -76,9 +76,9 @@ impl Disk {
 #[derive(Debug)]
 pub struct RowFile {
     disk: Arc<Disk>,
-    /// The words of a row.
+    /// The number of words of a row.
     words: usize,
-    /// None before the first row is written.
+    /// The file, which is created when the first row is written.
     file: OnceLock<File>,
     records: Mutex<Records>,
 }
@@ -91,7 +91,7 @@ struct Records {
 }
 
 impl RowFile {
-    /// Writes rows, back to back in `rows`. Returns their records.
+    /// Writes the rows that are back to back in `rows`. Returns the record of each row.
     ///
     /// # Errors
     /// If the file cannot be written, or has no record left. Then no row counts as written.
@@ -125,7 +125,8 @@ impl RowFile {
         self.open()?.read_exact_at(bytes, self.offset(record))
     }
 
-    /// Reads the rows in records, which ascend, and calls `each` with them in their order.
+    /// Reads the rows in `records`, which must be in ascending order. Calls `each` with each row, in the order of the
+    /// records.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -151,7 +152,7 @@ impl RowFile {
         self.records().free.extend(records);
     }
 
-    /// Returns records in ascending order.
+    /// Takes `count` unused records. Returns them in ascending order.
     fn take_records(&self, count: usize) -> io::Result<Vec<u32>> {
         let mut records = self.records();
         let kept = records.free.len().saturating_sub(count);
@@ -198,7 +199,7 @@ impl MemoryUse {
         Self { disk, bytes: 0 }
     }
 
-    /// Notes the bytes that the bucket takes now.
+    /// Sets the number of bytes that the bucket takes now.
     pub(crate) fn set(&mut self, bytes: usize) {
         let used = &self.disk.used;
         match bytes.checked_sub(self.bytes) {
@@ -208,8 +209,9 @@ impl MemoryUse {
         self.bytes = bytes;
     }
 
-    /// Returns the bytes that the bucket must free so that the server has no more than its limit. Only buckets of at
-    /// least the mean size free some: the rows of a small table stay in memory beside those of a large one.
+    /// Returns the number of bytes that the bucket must free so that the server keeps its limit; 0 during the pause
+    /// after a failed write. Only buckets of at least the mean size free some: the rows of a small table stay in memory
+    /// beside those of a large one.
     pub(crate) fn surplus(&self, after: After) -> usize {
         let used = self.disk.used.load(Ordering::Relaxed);
         let buckets = self.disk.buckets.load(Ordering::Relaxed);

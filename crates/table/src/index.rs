@@ -1,8 +1,8 @@
 //! The index of a bucket's rows: from an id's hash to the place of its row.
 //!
-//! An entry holds 32 bits of the hash, the tag, beside the place. A search compares tags, and only the row itself can tell
-//! that it belongs to the id. Entries are in groups of a cache line each: most searches end in the first group that they
-//! look at. The tag chooses this group, so that the index grows without a look at the rows.
+//! An entry holds 32 bits of the hash, the tag, beside the place. A search compares tags. Whether a row belongs to the
+//! id, only the row itself shows. Entries are in groups of a cache line each, and most searches end in the first group
+//! that they look at. The tag alone determines this group, so that the index can grow without reading the rows.
 
 use std::hint::black_box;
 
@@ -10,17 +10,18 @@ use shared_proto::table::hash::hash;
 
 use crate::chunks::Place;
 
-/// Parts of the index. A part that grows is a small share of the bucket, so that no update waits long.
+/// The number of parts of the index, which grow one by one. A part is a small share of the bucket, so that no update
+/// waits long for its growth.
 const PARTS: usize = 64;
 
-/// Entries of a group.
+/// The number of entries in a group.
 const WIDTH: usize = 8;
 
-/// The keys that are looked up together: so many that the CPU waits for the memory of many entries at once, and so few
-/// that it still is in the first cache when they are compared.
+/// The number of keys that are looked up together: enough that the CPU waits for the memory of many entries at once,
+/// and few enough that this memory is still in the first-level cache when the entries are compared.
 pub(crate) const BLOCK: usize = 128;
 
-/// What the index knows of an id.
+/// The part of an id's hash that the index uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Key {
     part: u32,
@@ -29,9 +30,9 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Returns the key of an id in a table of so many buckets: the place of the id's hash in its bucket's range of hashes.
-    /// Ids in the order of their hashes have keys in ascending order, so a batch of them goes through the index from front
-    /// to back.
+    /// Returns the key of an id in a table of `buckets` buckets: the place of the id's hash in its bucket's range of
+    /// hashes. Ids in the order of their hashes have keys in ascending order, so a batch of them goes through the index
+    /// from front to back.
     #[inline(always)]
     pub(crate) fn new(id: u64, buckets: u32) -> Self {
         // The bucket is the upper half of this product.
@@ -59,8 +60,8 @@ struct Part {
     len: usize,
 }
 
-/// Entries with a tag and a place each. An entry is in the first group from its home on that had room for it, and behind
-/// the last group comes the first.
+/// Entries with a tag and a place each. An entry is in the first group, from its home on, that had room for it. The
+/// search for room goes on from the last group to the first.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Group {
@@ -77,7 +78,8 @@ impl Index {
         }
     }
 
-    /// Returns a place for each key that it may have: that of an entry with its tag, or [`Place::NONE`].
+    /// Writes a guess for each key to `places`: the place in an entry with the key's tag, or [`Place::NONE`] if there
+    /// is no such entry. The row at the place may be another id's.
     #[inline(always)]
     pub(crate) fn guess(&self, keys: &[Key], places: &mut [Place]) {
         // First a read from each group, so that the CPU waits for all of them at once.
@@ -116,7 +118,7 @@ impl Index {
         part.groups.get(part.home(key.tag))
     }
 
-    /// Returns the place that the key has and that `is_row` accepts.
+    /// Returns the place in the entry of the key that `is_row` accepts, if there is one.
     pub(crate) fn find(&self, key: Key, is_row: impl FnMut(Place) -> bool) -> Option<Place> {
         let part = &self.parts[key.part as usize];
         let (group, entry) = part.position(key.tag, is_row)?;
@@ -143,7 +145,7 @@ impl Index {
         Some(place)
     }
 
-    /// Gives the entry of the key with one place another place.
+    /// Replaces the place `from` in the key's entry with the place `to`.
     pub(crate) fn replace(&mut self, key: Key, from: Place, to: Place) {
         let part = &mut self.parts[key.part as usize];
         if let Some((group, entry)) = part.position(key.tag, |place| place == from) {
@@ -168,15 +170,15 @@ impl Index {
         groups.flat_map(Group::entries).map(|(_, place)| place)
     }
 
-    /// Returns the bytes that the entries occupy.
+    /// Returns the number of bytes that the entries occupy.
     pub(crate) fn bytes(&self) -> usize {
         self.groups * size_of::<Group>()
     }
 }
 
 impl Part {
-    /// Returns the group where the search for a tag begins: the tag's part of its range. Tags in ascending order have
-    /// homes in ascending order, so that a part that grows is read and written from front to back.
+    /// Returns the index of the group where the search for a tag begins, in proportion to the tag. Tags in ascending
+    /// order have homes in ascending order, so that a part that grows is read and written from front to back.
     #[inline(always)]
     fn home(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.groups.len() as u64) >> 32) as usize
@@ -189,7 +191,7 @@ impl Part {
         }
     }
 
-    /// Returns the group, and the entry in it, of the tag and of a place that `is_row` accepts.
+    /// Returns the index of the group, and of the entry in it, that has the tag and a place that `is_row` accepts.
     fn position(&self, tag: u32, mut is_row: impl FnMut(Place) -> bool) -> Option<(usize, usize)> {
         if self.groups.is_empty() {
             return None;
@@ -221,8 +223,8 @@ impl Part {
         }
     }
 
-    /// Removes an entry. A search ends at a group that is not full. A gap in a full group is therefore filled by an entry
-    /// that had no room in this group or in one before it. This entry leaves a gap in turn.
+    /// Removes an entry. A search ends at a group that is not full. A gap in a full group is therefore filled by an
+    /// entry that had no room in this group or in one before it. This entry leaves a gap in turn.
     fn remove(&mut self, group: usize, entry: usize) {
         self.len -= 1;
         let (mut gap, mut entry) = (group, entry);
@@ -251,8 +253,8 @@ impl Part {
         }
     }
 
-    /// Returns whether the next entry needs more groups. At least a third of the entries stays empty, so that few searches
-    /// go beyond the first group.
+    /// Returns whether the next entry needs more groups. At least a third of the entries stays empty, so that few
+    /// searches go beyond the first group.
     fn is_full(&self) -> bool {
         self.len * 3 >= self.groups.len() * WIDTH * 2
     }
@@ -273,7 +275,7 @@ impl Part {
 }
 
 impl Group {
-    /// Returns the place beside this tag, or [`Place::NONE`].
+    /// Returns the place in the first entry with this tag, or [`Place::NONE`] if there is none.
     #[inline(always)]
     fn guess(&self, tag: u32) -> Place {
         let found = self.with(tag);
@@ -305,7 +307,7 @@ impl Group {
     }
 }
 
-/// Some entries of a group: a byte for each, 1 or 0.
+/// A set of entries of a group. It has a byte for each entry: 1 if the entry is in the set, otherwise 0.
 #[derive(Clone, Copy, Debug)]
 struct Entries(u64);
 

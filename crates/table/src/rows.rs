@@ -1,9 +1,10 @@
 //! The rows of a bucket and the index that finds them.
 //!
-//! A row is an id, a history if the table evicts rows by it, values and optimizer state, back to back. Rows and index grow a piece at
-//! a time: a full chunk of rows is never moved, and a part of the index that grows is a small share of the bucket.
+//! A row is an id, a history if the table evicts rows, values and optimizer state, back to back. Rows and index grow a
+//! piece at a time: a full chunk of rows is never moved, and a part of the index that grows is a small share of the
+//! bucket.
 //!
-//! `rows/spilled` has the rows on disk: the least recently used ones, once a server has no memory for more.
+//! `rows/spilled` has the rows on disk: the least recently used ones, which do not fit into the server's memory.
 
 mod layout;
 mod shared;
@@ -54,11 +55,12 @@ pub struct Rows {
     chunks: Chunks,
     /// The rows on disk; none if all rows stay in memory.
     spilled: Option<Spilled>,
-    /// A row may be evicted if all of its values are smaller than this.
+    /// A row may be evicted if all of its values are smaller than this; `None` if the table does not evict rows for
+    /// that.
     below: Option<f32>,
 }
 
-/// What the eviction of rows goes by.
+/// The data of a row by which it may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Aged {
     pub(crate) id: u64,
@@ -68,7 +70,7 @@ pub(crate) struct Aged {
 }
 
 impl Rows {
-    /// Returns a bucket without rows. Its rows have a history if the table removes rows by it.
+    /// Returns the rows of an empty bucket. They have a history if the table evicts rows.
     pub fn new(spec: &TableSpec) -> Self {
         let layout = Layout::new(spec);
         Self {
@@ -84,7 +86,7 @@ impl Rows {
         }
     }
 
-    /// Keeps rows in this file for which the server has no memory. There is no row yet.
+    /// Keeps rows in this file that do not fit into the server's memory. There must not be any rows yet.
     pub(crate) fn spill_to(&mut self, file: Arc<RowFile>) {
         self.spilled = Some(Spilled::new(file));
     }
@@ -109,14 +111,14 @@ impl Rows {
         self.len() == 0
     }
 
-    /// Returns the bytes of memory that rows and index occupy.
+    /// Returns the number of bytes of memory that rows and index occupy.
     pub fn bytes(&self) -> usize {
         let spilled = self.spilled.as_ref().map_or(0, Spilled::bytes);
         self.chunks.bytes() + self.index.bytes() + spilled
     }
 
-    /// Finds the rows of ids. `places` gets a place for each, [`Place::NONE`] for one without a row. A place on disk may be
-    /// that of another row: [`Self::bring_back`] tells.
+    /// Finds the rows of ids. Writes a place for each id to `places`, or [`Place::NONE`] for an id without a row. A
+    /// place on disk may be that of another row, which [`Self::bring_back`] finds out.
     pub fn find(&self, ids: &[u64], places: &mut Vec<Place>) {
         places.clear();
         places.resize(ids.len(), Place::NONE);
@@ -136,7 +138,7 @@ impl Rows {
         }
     }
 
-    /// Returns the place of an id's row in memory, [`Place::NONE`] without one.
+    /// Returns the place of an id's row in memory, or [`Place::NONE`] if there is none.
     pub(crate) fn place(&self, id: u64) -> Place {
         let is_row = |place: Place| place.is_in_memory() && self.id(place) == id;
         let found = self.index.find(Key::new(id, self.buckets), is_row);
@@ -148,13 +150,14 @@ impl Rows {
         found.unwrap_or(Place::NONE)
     }
 
-    /// Returns whether a place with an id's key is that of its row. Only a read tells which row is at a place on disk.
+    /// Returns whether the row at a place may be that of an id. The place is in an entry of the id's key. For a place
+    /// on disk, only a read shows which row is there.
     #[inline(always)]
     fn may_be(&self, place: Place, id: u64) -> bool {
         !place.is_in_memory() || self.id(place) == id
     }
 
-    /// Returns the place of a row. It is created unless it is there. It is not on disk.
+    /// Returns the place of an id's row in memory. Creates the row if the id has none. The row must not be on disk.
     pub fn create(&mut self, id: u64) -> Place {
         let place = self.place(id);
         if place != Place::NONE {
@@ -181,24 +184,25 @@ impl Rows {
         self.layout.has_history
     }
 
-    /// Returns the values and the numbers of state of a row.
+    /// Returns the number of values of a row, plus the number of elements of its optimizer state.
     pub fn numbers_of_row(&self) -> usize {
         self.layout.dimension + self.layout.state
     }
 
-    /// Returns whether the values of a row's numbers are finite in the table's storage.
+    /// Returns whether the values among a row's numbers are finite in the form in which the table stores them.
     pub(crate) fn fits(&self, numbers: &[f32]) -> bool {
         let of_values = numbers.get(..self.layout.dimension);
         of_values.is_some_and(|values| storage::all_fit(self.layout.storage, values))
     }
 
-    /// Adds a row with this history and these values and state, as another bucket had it. Returns whether the id had none.
+    /// Adds a row with this history, and with the values and the optimizer state in `numbers`. Returns false and
+    /// changes nothing if the id has a row already.
     ///
     /// # Errors
     /// If a row on disk cannot be read.
     ///
     /// # Panics
-    /// If there are not as many numbers as in a row of this table.
+    /// If `numbers` does not have the length of a row of this table.
     pub fn restore(&mut self, id: u64, history: History, numbers: &[f32]) -> io::Result<bool> {
         let mut place = [self.search(id, Key::new(id, self.buckets))];
         self.bring_back(&[id], &mut place)?;
@@ -214,7 +218,7 @@ impl Rows {
         Ok(true)
     }
 
-    /// Adds a row, which is not there, with its id. The caller writes values and state.
+    /// Adds a row for an id that has none. The caller must write values and state.
     fn insert(&mut self, id: u64) -> Place {
         let place = self.chunks.add();
         let words = self.chunks.row_mut(place);
@@ -281,7 +285,7 @@ impl Rows {
         }
     }
 
-    /// Notes an update of rows in their histories.
+    /// Records an update of rows in their histories.
     pub fn note_update(&mut self, places: &[Place], now: u32) {
         if !self.layout.has_history {
             return;
@@ -321,12 +325,12 @@ impl Rows {
         }
     }
 
-    /// Applies the gradients of rows, one after the other, at their learning rates. A gradient without a place is dropped.
-    /// Returns whether all values and states that it has changed are finite. Values of 16 bits are rounded by chance, which
-    /// depends on `draw` and the row's id.
+    /// Applies the gradients of rows, one after the other, at their learning rates. Drops a gradient without a place.
+    /// Returns whether all changed values and states are finite. Values of 16 bits are rounded up or down at random,
+    /// depending on `draw` and the row's id.
     ///
     /// # Panics
-    /// If there are not as many gradients as places, or other factors than none or one for each.
+    /// If there is not one gradient for each place, or if `factors` is neither empty nor has one factor for each place.
     pub fn update(
         &mut self,
         places: &[Place],
@@ -349,7 +353,7 @@ impl Rows {
         changed.finite
     }
 
-    /// Returns the id of each row and what its eviction goes by, in no order.
+    /// Returns the data of each row by which it may be evicted, in no order.
     pub(crate) fn aged(&self) -> impl Iterator<Item = Aged> {
         let aged = |place: Place| match place.record() {
             None => Some(self.aged_in_memory(place)),
@@ -382,7 +386,8 @@ impl Rows {
     }
 }
 
-/// The number of rows that an update reads before it changes the first of them: since their ids were found, rows may have left the caches.
+/// The number of rows that an update reads before it changes the first of them. They may have left the caches since
+/// their ids were found.
 const FETCHED: usize = 32;
 
 /// Reads the first and the last word of each row, so that the CPU waits for the memory of many rows at once.
@@ -406,7 +411,7 @@ struct Changed<'a> {
     gradients: &'a [LeF32],
     /// Empty if all are 1.
     factors: &'a [f32],
-    /// The seed of stochastic rounding, together with a row's id.
+    /// Together with a row's id, the seed of stochastic rounding.
     draw: u64,
     /// True while all changed numbers are finite.
     finite: bool,

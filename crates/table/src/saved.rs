@@ -12,11 +12,13 @@ use crate::disk::After;
 use crate::rows::History;
 use crate::sketch::Sketch;
 
-/// The rows that a bucket takes from a checkpoint before it looks whether the server has memory for them.
+/// The number of rows that a bucket takes from a checkpoint before it checks again whether the server has memory for
+/// them.
 const ROWS_AT_A_TIME: usize = 1024;
 
 impl SharedBucket {
-    /// Returns the bucket in bytes, in memory of its own: the changed rows if it has changes, else all.
+    /// Returns the bucket as bytes, in memory of their own: only the changed rows if `changes` is set, otherwise all
+    /// rows.
     ///
     /// # Errors
     /// If rows on disk cannot be read.
@@ -70,7 +72,7 @@ impl Bucket {
         Self::new(spec, number).restored(spec, saved)
     }
 
-    /// Returns a bucket without rows as it was saved by a table of the same settings.
+    /// Returns this bucket, which must not have rows yet, with what a bucket of a table of the same settings has saved.
     ///
     /// # Errors
     /// As [`of_bytes`](Self::of_bytes), or if rows on disk cannot be read.
@@ -84,10 +86,10 @@ impl Bucket {
         Ok(self)
     }
 
-    /// Adds saved rows, none of which it has.
+    /// Adds saved rows. The bucket must not have any of them yet.
     ///
     /// # Errors
-    /// As [`of_bytes`](Self::of_bytes), or if it has one of the rows.
+    /// As [`of_bytes`](Self::of_bytes), or if the bucket already has one of the rows.
     pub fn add(&mut self, spec: &TableSpec, saved: &SavedRows) -> Result<(), String> {
         let number = self.number;
         let rows = &mut self.rows;

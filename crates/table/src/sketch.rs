@@ -2,12 +2,12 @@
 
 use crate::hash::hash;
 
-/// The rows of counters.
+/// The number of rows of counters.
 const DEPTH: usize = 4;
 
 /// A count-min sketch (Cormode and Muthukrishnan, "An Improved Data Stream Summary", 2005, section 3) with conservative
-/// update (Estan and Varghese, "New Directions in Traffic Measurement and Accounting", 2002, section 3.3): only the smallest
-/// counters of an id grow.
+/// update (Estan and Varghese, "New Directions in Traffic Measurement and Accounting", 2002, section 3.3): only the
+/// smallest counters of an id grow.
 ///
 /// A count is never too small. With `width` counters in a row, and n sights in all, it is too large by more than
 /// `e · n / width` with a probability of at most `e^-4`, which is 1.8 %.
@@ -25,7 +25,7 @@ impl Sketch {
         }
     }
 
-    /// Returns the sketch with these counters, which has the size of `like`.
+    /// Returns the sketch with these counters, which must have the size of `like`.
     pub(crate) fn of_counters(counters: &[u8], like: &Self) -> Result<Self, String> {
         match counters.len() == like.counters.len() {
             true => Ok(Self {
@@ -56,14 +56,14 @@ impl Sketch {
         count
     }
 
-    /// Returns the bytes of the counters.
+    /// Returns the number of bytes of the counters.
     pub fn bytes(&self) -> usize {
         self.counters.len()
     }
 }
 
-/// Returns the counter of an id in each row. Two hashes make all of them (Kirsch and Mitzenmacher, "Less Hashing, Same
-/// Performance", 2006).
+/// Returns the index of an id's counter in each row. All of them are made from two hashes (Kirsch and Mitzenmacher,
+/// "Less Hashing, Same Performance", 2006).
 fn places(id: u64, width: usize) -> [usize; DEPTH] {
     // Another hash than the one that has chosen the bucket, of which all ids of a bucket have a part in common.
     let hash = hash(id ^ 0x9e37_79b9_7f4a_7c15);

@@ -13,7 +13,7 @@ pub(crate) fn words(storage: Storage, dimension: usize) -> usize {
     }
 }
 
-/// Writes the values that words hold.
+/// Writes the values that `words` holds to `values`.
 pub(crate) fn unpack(storage: Storage, words: &[u32], values: &mut [f32]) {
     let halves: &[u16] = bytemuck::cast_slice(words);
     let of_halves = |values: &mut [f32], number: fn(u16) -> f32| {
@@ -46,8 +46,8 @@ pub(crate) fn pack(storage: Storage, values: &[f32], words: &mut [u32]) {
     }
 }
 
-/// Writes values into words, each rounded up or down by chance, so that the mean over many draws is the value. Equal draws
-/// round equally. Returns whether all that is written is finite.
+/// Writes values into words, each rounded up or down at random, so that the mean over many draws is the value. Equal
+/// draws round equally. Returns whether all written values are finite.
 pub(crate) fn pack_by_chance(
     storage: Storage,
     values: &[f32],
@@ -85,11 +85,11 @@ fn pack_by(values: &[f32], words: &mut [u32], mut half: impl FnMut(f32) -> u16) 
     }
 }
 
-/// Random numbers of 16 bits, which depend on one number.
+/// Pseudo-random numbers of 16 bits from a seed.
 struct Draws {
     draw: u64,
     bits: u64,
-    /// The numbers that are left in `bits`.
+    /// The number of random numbers that are left in `bits`.
     left: u32,
 }
 
@@ -110,7 +110,8 @@ impl Draws {
     }
 }
 
-/// Returns the bits of one of the two `bf16` beside a value. `draw` is uniformly distributed.
+/// Returns the bits of one of the two `bf16` between which a value lies. `draw`, which must be uniformly distributed,
+/// decides which one.
 #[inline(always)]
 fn bf16_by_chance(value: f32, draw: u16) -> u16 {
     match value.is_finite() {
@@ -133,7 +134,8 @@ const DROPPED: u32 = (1 << 13) - 1;
 const SMALLEST: f32 = 6.103_515_6e-5;
 const STEPS: f32 = 16_777_216.0;
 
-/// Returns the bits of one of the two `f16` beside a value. `draw` is uniformly distributed.
+/// Returns the bits of one of the two `f16` between which a value lies. `draw`, which must be uniformly distributed,
+/// decides which one.
 #[inline(always)]
 fn f16_by_chance(value: f32, draw: u16) -> u16 {
     if !value.is_finite() {

@@ -21,8 +21,8 @@ impl Manifest {
             .collect()
     }
 
-    /// Returns the files that a checkpoint after this one needs if it has only the changed rows of some buckets: the files
-    /// with the other rows, as files of earlier checkpoints.
+    /// Returns the files that the next checkpoint needs if it stores only the changed rows of the buckets in `changes`:
+    /// the files of this and of earlier checkpoints that have the unchanged rows.
     ///
     /// # Errors
     /// If the ranges are not of tables, or name a bucket twice.
@@ -45,7 +45,7 @@ impl Manifest {
         }
     }
 
-    /// Returns the ids of buckets.
+    /// Returns the ids of the buckets in these ranges.
     ///
     /// # Errors
     /// If a range is not of a table, or a bucket is named twice. No more buckets are looked at than the tables have.
@@ -82,7 +82,8 @@ impl Manifest {
         variables.chain(tables.map(|table| (table.name.as_str(), u64::from(table.buckets))))
     }
 
-    /// Checks that the files contain each block of each variable and table exactly once.
+    /// Checks that the checkpoint's own files contain each block of each variable and table exactly once, and that the
+    /// files of earlier checkpoints fit them.
     pub(super) fn check_files(&self) -> Result<(), String> {
         let names = self
             .files
@@ -134,7 +135,8 @@ impl Manifest {
         }
     }
 
-    /// Checks the files of earlier checkpoints, and that for each bucket with changed rows one of them has all rows.
+    /// Checks the entries of files of earlier checkpoints. For each bucket of which the checkpoint's own files have
+    /// only the changed rows, one of those files must have all rows.
     fn check_changes(&self) -> Result<(), String> {
         let counts: Vec<u64> = self.block_counts().map(|(_, blocks)| blocks).collect();
         for file in &self.files {
@@ -183,14 +185,15 @@ impl Manifest {
         }
     }
 
-    /// Returns the files in its own folder.
+    /// Returns the files in the checkpoint's own folder.
     pub(super) fn own_files(&self) -> impl Iterator<Item = &FileEntry> {
         self.files.iter().filter(|file| file.checkpoint.is_none())
     }
 }
 
-/// Returns those files that have rows of some buckets, from the newest to the one with all rows of a bucket, and the
-/// buckets of which no file has all rows. Each file comes with the number of its checkpoint.
+/// Returns the files that are needed to read all rows of `buckets`: for each bucket, the files with rows of it, from
+/// the newest one back to one with all its rows. Also returns the buckets of which no file has all rows. Each file of
+/// `files` comes with the number of the checkpoint that stores it.
 fn files_under(
     mut files: Vec<(u64, &FileEntry)>,
     mut buckets: BTreeSet<BlockId>,

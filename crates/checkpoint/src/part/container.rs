@@ -6,7 +6,7 @@ use std::fmt::Write;
 use bytes::Bytes;
 use serde::Deserialize;
 
-/// The length of a header's length.
+/// The number of bytes that hold the length of the header.
 const LENGTH: usize = size_of::<u64>();
 /// The largest header that safetensors allows.
 const MAX_HEADER: u64 = 100_000_000;
@@ -19,7 +19,7 @@ pub(super) const U64: &str = "U64";
 pub(super) const U32: &str = "U32";
 pub(super) const U8: &str = "U8";
 
-/// Returns the bytes of an element; none of a type that no part has.
+/// Returns the number of bytes of an element, or `None` if no part has this type.
 fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         U8 => Some(1),
@@ -131,7 +131,7 @@ impl HeaderText {
         self.offset = end;
     }
 
-    /// Returns the header after its length, padded so that the data is aligned.
+    /// Returns the length of the header, followed by the header, padded so that the data is aligned.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.text.push('}');
         let length = self.text.len().next_multiple_of(LENGTH);

@@ -17,7 +17,7 @@ const REMOVED: &str = ".removed";
 
 /// A tensor to be written.
 pub(super) struct TensorOf<'a> {
-    /// The end of its name, behind that of the block.
+    /// The end of the tensor's name, after the name of the block.
     pub(super) suffix: &'static str,
     pub(super) dtype: &'static str,
     pub(super) shape: Vec<u64>,
@@ -68,7 +68,7 @@ pub(super) fn tensors_of(block: &SavedBlock) -> Vec<TensorOf<'_>> {
     tensors
 }
 
-/// Returns the number of arrays beside a block's weights.
+/// Returns the number of slots of a block: arrays beside its weights.
 pub(super) fn slots_of(block: &SavedBlock) -> u64 {
     match &block.values {
         SavedValues::Dense { weights, slots } => (slots.len() / weights.len().max(1)) as u64,
@@ -76,7 +76,7 @@ pub(super) fn slots_of(block: &SavedBlock) -> u64 {
     }
 }
 
-/// Takes the tensors of a dense block: its weights and their slots.
+/// Takes the tensors of a dense block: its weights and its slots.
 pub(super) fn take_dense(
     tensors: &mut BTreeMap<String, Tensor>,
     data: &Bytes,

@@ -1,5 +1,5 @@
-//! The run that owns a location. Two runs at one location would share the numbers of checkpoints and
-//! delete each other's.
+//! The run that owns a location. Two runs at one location would use the same checkpoint numbers and delete each other's
+//! checkpoints.
 //!
 //! A run owns a location by a claim, a file `owner-N`. The file is created only if it does not exist and
 //! is never changed, so of two runs that claim N only one succeeds. The claim with the highest N counts.
@@ -109,11 +109,12 @@ impl fmt::Display for Claim {
 }
 
 impl Store {
-    /// Checks that the run of this store may write a part of a checkpoint: there is no whole one of that number, and no
-    /// other run owns the store.
+    /// Checks that the run of this store may write a part of a checkpoint: there is no whole checkpoint of that number,
+    /// and no other run owns the store.
     ///
     /// # Errors
-    /// [`CheckpointError::Storage`] if the checkpoint is whole, [`CheckpointError::Taken`], or if the store cannot be read.
+    /// [`CheckpointError::Storage`] if the checkpoint is whole, [`CheckpointError::Taken`], or if the store cannot be
+    /// read.
     #[boxed]
     pub async fn check_writable(&self, number: u64) -> Result<(), CheckpointError> {
         match self.manifest(number).await {
@@ -135,7 +136,7 @@ impl Store {
     /// Reads the claim that counts, if there is one.
     ///
     /// # Errors
-    /// If the store cannot be read, or if the claim's file has other content.
+    /// If the store cannot be read, or if the claim's file is damaged.
     #[boxed]
     pub async fn owner(&self) -> Result<Option<Claim>, CheckpointError> {
         for _ in 0..ROUNDS {
@@ -160,8 +161,8 @@ impl Store {
         Err(self.contested())
     }
 
-    /// Returns the store as that of a run, after a check that the run owns the location: then it is the store that the run's
-    /// coordinator sees.
+    /// Checks that a run owns the location, which shows that the run's coordinator uses this store too. Returns the
+    /// store for this run.
     ///
     /// # Errors
     /// [`CheckpointError::Elsewhere`], or as [`owner`](Self::owner).
@@ -173,8 +174,8 @@ impl Store {
         }
     }
 
-    /// Checks that a run may claim the location. If another run owns it and has not released it, watches
-    /// its counter for `patience`. Changes nothing. Returns the claim to be superseded.
+    /// Checks that a run may claim the location. If another run owns it and has not released it, watches that run's
+    /// counter for `patience`. Changes nothing. Returns the claim to supersede, or `None` if there is none.
     ///
     /// # Errors
     /// [`CheckpointError::Taken`] if another run is alive; or if the store cannot be read.
@@ -218,7 +219,8 @@ impl Store {
         }
     }
 
-    /// Writes a claim under its number. Returns whether it counts.
+    /// Writes a claim under its number. Returns whether the claim counts. If it does, shows that the owner is alive,
+    /// and removes earlier claims.
     ///
     /// # Errors
     /// If the store cannot be read or written to.
@@ -248,7 +250,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Shows that the owner is alive. `beat` must differ from the one before.
+    /// Writes the counter of an owner, which shows that the owner is alive. `beat` must differ from the value before.
     ///
     /// # Errors
     /// If the store cannot be written to.

@@ -28,8 +28,9 @@ impl Store {
         }
     }
 
-    /// Returns whether a file in a checkpoint's folder may belong to this run: it is one of the run's
-    /// parts, or a manifest. A manifest's name has no run; the parts beside it have. Partial files have a longer name.
+    /// Returns whether a file in a checkpoint's folder may belong to this run: it is one of the run's parts, or a
+    /// manifest. The name of a manifest does not contain the run's id, but the names of the parts beside it do. The
+    /// name of a partial file is that of the file, with more characters after it.
     fn may_be_own(&self, name: &str) -> bool {
         name.starts_with(MANIFEST) || run_of(name) == Some(&self.run) || planted!(DeletesOthers)
     }
@@ -54,9 +55,9 @@ impl Store {
         Ok(listed)
     }
 
-    /// Removes all complete checkpoints of this run but the newest `keep` (at least one stays) and those that they build
-    /// on, and its unfinished ones that are older than the newest complete one. Leaves those of other runs alone.
-    /// Returns the numbers of the removed checkpoints.
+    /// Removes the complete checkpoints of this run, except the newest `keep` ones (at least one) and those that they
+    /// need. Also removes the run's unfinished checkpoints that are older than the newest complete one. Leaves the
+    /// checkpoints of other runs alone. Returns the numbers of the removed checkpoints.
     ///
     /// # Errors
     /// If the store cannot be read or written to.
@@ -79,9 +80,10 @@ impl Store {
         self.remove_all(own.iter().filter(|own| surplus(own))).await
     }
 
-    /// Returns the checkpoints that are to stay so that these can be read: they, those that they build on, and, if there
-    /// are several, the newest one that shares no file with the last of them, so that one damaged file leaves one to go back
-    /// to. None if a manifest is damaged, so that it is not known what it builds on.
+    /// Returns the checkpoints that must stay so that the checkpoints `kept` can be read: `kept` and those that they
+    /// build on. If `kept` has several, also the newest checkpoint that shares no file with the last of them, and those
+    /// that it builds on, so that one damaged file leaves a checkpoint to go back to. Returns `None` if the manifest of
+    /// a kept checkpoint is damaged, because it is then unknown what that checkpoint builds on.
     async fn needed_by(
         &self,
         complete: &[u64],
@@ -117,7 +119,8 @@ impl Store {
         Ok(Some(needed))
     }
 
-    /// Removes the unfinished checkpoints of this run that are `given_up`. Returns their numbers.
+    /// Removes the unfinished checkpoints of this run for which `given_up` returns true, unless complete checkpoints
+    /// build on their files. Returns the numbers of the removed checkpoints.
     ///
     /// # Errors
     /// If the store cannot be read or written to.
@@ -191,8 +194,8 @@ impl Store {
         Ok(removed)
     }
 
-    /// Deletes files of a checkpoint that is given up, because they take room that the next attempt needs. The coordinator
-    /// deletes those that remain.
+    /// Deletes files of a checkpoint that is given up, because they take room that the next attempt needs. The
+    /// coordinator later deletes the files that remain.
     #[boxed]
     pub async fn remove_files(&self, number: u64, files: &[FileEntry]) {
         for file in files {
@@ -204,8 +207,8 @@ impl Store {
     }
 }
 
-/// Returns the run's id in the name of a part, which is empty for parts of earlier releases; none for
-/// other files.
+/// Returns the run's id in the name of a part, which is empty for parts of earlier releases. Returns `None` for other
+/// files.
 fn run_of(name: &str) -> Option<&str> {
     let (_, rest) = name.strip_prefix("shard-")?.split_once("-part-")?;
     let (rest, _) = rest.split_once(".safetensors")?;
@@ -216,6 +219,6 @@ fn run_of(name: &str) -> Option<&str> {
 struct Own {
     number: u64,
     complete: bool,
-    /// The manifest first.
+    /// The names of the files, the manifest first.
     files: Vec<String>,
 }

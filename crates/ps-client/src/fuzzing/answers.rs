@@ -7,7 +7,7 @@ use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Request;
 use shared_proto::wire::server_message::Kind as Reply;
 
-/// Elements of a block.
+/// The number of elements of a block.
 const ELEMENTS: u64 = 2;
 
 /// A shard map.
@@ -23,7 +23,7 @@ pub(super) struct Map {
 struct Variable {
     size: u8,
     other: Option<u64>,
-    /// One more block, or one less, than there should be.
+    /// The number of blocks, which may differ from the right one.
     blocks: Near,
     shard: Near,
 }
@@ -81,7 +81,7 @@ pub(super) enum Event {
     },
 }
 
-/// A server's answer to the oldest request, or to another question.
+/// A server's answer, to the oldest request or to another one.
 #[derive(Arbitrary, Debug)]
 pub(super) struct Answer {
     kind: Kind,
@@ -91,7 +91,7 @@ pub(super) struct Answer {
     taken: Near,
     /// True if the last block of the request is missing.
     less: bool,
-    /// Another block.
+    /// A block that the answer names in addition.
     more: Option<(u8, u8)>,
     values: Option<Vec<u8>>,
 }

@@ -17,14 +17,14 @@ use crate::session::fuzzing::Reader;
 use crate::shards::{PushTicket, Shards, WeightsTicket};
 use crate::target::Target;
 
-/// Losses that may wait.
+/// The number of losses that may wait.
 const LOSSES: usize = 1024;
 
 /// A worker, and the reading ends of its sessions.
 pub(super) struct Worker {
     shards: Shards,
     readers: Vec<Reader>,
-    /// The blocks of each shard that are asked about and not answered for.
+    /// For each shard, the blocks of each question about outcomes that is not answered yet.
     asked: Vec<Vec<Vec<wire::BlockId>>>,
     receipts: Vec<PushTicket>,
     tickets: Vec<WeightsTicket>,

@@ -116,9 +116,8 @@ impl Driver {
         }
     }
 
-    /// Sends the unanswered requests again, and reads until the stream ends. Returns the end of the stream, and
-    /// whether there was any answer. `restored`: the shard's values are not those that this worker has
-    /// pushed to.
+    /// Sends the unanswered requests again, and reads until the stream ends. Returns the end of the stream, and whether
+    /// there was any answer. `restored` is true if the shard has loaded other values since this worker pushed to it.
     async fn exchange(
         &self,
         map: &ShardMap,

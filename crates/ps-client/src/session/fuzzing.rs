@@ -28,7 +28,7 @@ impl Session {
 }
 
 impl Reader {
-    /// Takes a message of the server.
+    /// Takes a message from the server.
     pub(crate) fn take(&self, message: wire::ServerMessage, epoch: Epoch) {
         if let Err(StreamEnd::Fatal(error)) = self.0.take_answer(message, epoch) {
             self.0.fail(&error);
@@ -42,7 +42,7 @@ impl Reader {
         oldest.map(|(sequence, request)| (*sequence, request.message.clone()))
     }
 
-    /// Asks what the blocks of a restored shard have taken. Returns the blocks, message by message.
+    /// Asks which pushes the blocks of a restored shard have taken. Returns the blocks of each question.
     pub(crate) fn ask(&self) -> Vec<Vec<wire::BlockId>> {
         let mut state = self.0.state.lock();
         let ask = state.acknowledged.to_ask();

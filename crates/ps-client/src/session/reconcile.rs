@@ -1,5 +1,5 @@
 //! Reconciliation with a restored shard: the session compares the pushes that the blocks have with those that were
-//! acknowledged, reports losses, then has reconciled in the new epoch.
+//! acknowledged, and reports losses. After that it has reconciled in the new epoch.
 
 use std::sync::Arc;
 

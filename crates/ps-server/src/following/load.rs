@@ -1,4 +1,4 @@
-//! Loads a shard's values from a checkpoint, whatever the shards of its writers.
+//! Loads a shard's values from a checkpoint. The shards that wrote the checkpoint may have had other blocks.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub(crate) async fn load(
     ))
 }
 
-/// Restores a block, or adds older rows to one.
+/// Restores a block, or adds older rows to a restored bucket.
 fn restore(
     blocks: &mut BTreeMap<BlockId, Block>,
     piece: Piece,
@@ -108,7 +108,7 @@ fn restore(
     restored.map_err(|why| format!("{}: {why}", map.describe(id)))
 }
 
-/// Returns the versions that the blocks of a shard went back to; neighbours of one version share an entry.
+/// Returns the versions of a shard's restored blocks. Neighbouring blocks of the same version share an entry.
 pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
     let mut found: Vec<wire::RestoredBlocks> = Vec::new();
     for id in store.map.blocks_of(store.shard) {
@@ -132,7 +132,8 @@ pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
     found
 }
 
-/// Returns, for each worker and number of its pushes, the number of blocks that have taken so many.
+/// Returns how many blocks have taken how many pushes of each worker. An entry has a worker, a number of pushes, and
+/// the number of blocks that have taken exactly this number of the worker's pushes.
 pub(crate) fn watermarks(store: &Store) -> Vec<wire::Watermark> {
     let mut blocks = BTreeMap::<(Task, u64), u64>::new();
     for block in &store.blocks.by_id {

@@ -1,5 +1,5 @@
-//! A server's part in the job: it follows views, loads and writes the checkpoints that they order, reports,
-//! and registers again if the cluster has continued without it.
+//! A server's part in the job: it follows views, loads its shard's values, writes the checkpoints that views order,
+//! sends reports, and registers again if the cluster has continued without it.
 //!
 //! - `take`: takes the shard that a new map assigns; `load`: loads a shard's values from a checkpoint
 //! - `writing`: writes the checkpoints that views order, one at a time; `save`: writes one while training continues
@@ -48,18 +48,20 @@ pub type Opener = Arc<dyn Fn(&str) -> Result<Checkpoints, CheckpointError> + Sen
 /// A member that serves a shard.
 pub(crate) struct Follower {
     pub(crate) shard: Arc<Shard>,
-    /// The run that the shard is of.
+    /// The run that the shard belongs to.
     pub(crate) run: RunNumber,
     pub(crate) coordinator: Coordinator,
     pub(crate) registration: Registration,
     pub(crate) offload: Offload,
     /// Opens stores of checkpoints.
     pub(crate) open: Opener,
-    /// Ready while the server holds what the shard map assigns to it: its shard's values, or nothing as a spare.
+    /// Ready while the server holds what the shard map assigns to it: the values of its shard, or nothing if it is a
+    /// spare.
     pub(crate) readiness: Readiness,
-    /// Cancelled when the process is to stop. A checkpoint with all updates of the shard is written first.
+    /// Cancelled to stop the process. Before it stops, a checkpoint with all updates of the shard is written.
     pub(crate) drain: CancellationToken,
-    /// The numbers of changes in the view that was followed last, under any registration. The rest of the view is left out.
+    /// The last view that was followed, under any registration. Only its run and its numbers of persisted changes are
+    /// kept.
     pub(crate) followed: Mutex<View>,
 }
 
@@ -68,15 +70,15 @@ struct Registered<'a> {
     membership: &'a Membership,
     /// The epoch of the map that was fetched last.
     looked_up: Epoch,
-    /// The shard held in that epoch, if there is one.
+    /// The shard that this server holds, if any.
     store: Option<Arc<Store>>,
-    /// The values of an earlier registration, until the shard has followed a view under this one.
+    /// The values from an earlier registration, until the shard has followed a view under the present registration.
     held: &'a mut Option<Held>,
     /// The checkpoint that is being written.
     writing: Option<AbortHandle>,
     /// The coordinator's views.
     views: watch::Receiver<View>,
-    /// The view with values that could not be loaded, and the time of the next attempt.
+    /// The view whose shard map assigns values that could not be loaded, and the time of the next attempt to load them.
     again: Option<(View, tokio::time::Instant)>,
 }
 
@@ -89,8 +91,8 @@ impl Drop for Registered<'_> {
 }
 
 impl Follower {
-    /// Follows views until the job has ended, under as many registrations as it takes. The caller gives back
-    /// the membership that is left in `place`.
+    /// Follows views until the job has ended or the server has drained, and registers again as often as necessary. If
+    /// `place` has a membership afterwards, the caller must end it.
     pub(crate) async fn follow(
         &self,
         place: &mut Option<Membership>,
@@ -206,8 +208,9 @@ impl Follower {
         }
     }
 
-    /// Stops taking pushes, and asks for a checkpoint that has all that were taken. Where workers make each step together, the
-    /// server continues to take pushes: the coordinator lets them finish the open steps, and plans no other.
+    /// Asks for a checkpoint that has all pushes that the shard has taken, and stops taking pushes. If all workers make
+    /// each step together, in sync mode or in a ring, the server continues to take pushes: the coordinator lets the
+    /// workers finish the open steps, and plans no further steps. Cancels `drained` once the server may stop.
     fn begin_to_drain(&self, membership: &Membership, drained: CancellationToken) {
         tracing::info!("about to stop; waiting for a checkpoint of the shard");
         if !self.shard.job.strategy.name.has_ring() && !self.shard.is_sync() {
@@ -221,7 +224,8 @@ impl Follower {
         });
     }
 
-    /// Opens the store of checkpoints, and checks that it is the coordinator's.
+    /// Opens the store of checkpoints, and checks that it is the store that the coordinator uses. Tries again while the
+    /// store cannot be reached. Returns `None` if the job has no checkpoints.
     async fn see_store(&self, membership: &Membership) -> Result<Option<Checkpoints>, PsError> {
         let Some((location, probe)) = &membership.checkpoints else {
             return Ok(None);

@@ -15,7 +15,7 @@ use crate::shard::Shard;
 /// The interval at which counters are reported.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Reports the counters at each interval, until it is dropped.
+/// Returns a future that reports the counters at regular intervals until it is dropped.
 pub(crate) fn reports(
     shard: Arc<Shard>,
     membership: &Membership,
@@ -38,7 +38,8 @@ pub(crate) async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsErr
     Ok(ShardMap::try_from(map)?)
 }
 
-/// Reports to the coordinator the error because of which this server's shard is not loaded yet.
+/// Reports to the coordinator the error that keeps this server from loading its shard. Does nothing if the server has
+/// no shard, or if the shard's values do not come from a checkpoint.
 pub(crate) async fn tell_of_silence(
     membership: &Membership,
     error: &CheckpointError,
@@ -62,7 +63,7 @@ pub(crate) async fn tell_of_silence(
     Ok(())
 }
 
-/// Sends the shard's counters to the coordinator. `last`: no report follows.
+/// Sends the shard's counters to the coordinator. `last` is true if no report follows.
 pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Sender, last: bool) {
     let Some(store) = shard.followed().store else {
         return;

@@ -11,7 +11,7 @@ use crate::shard::snapshot::{LONGEST_WAIT, Snapshot};
 use crate::shard::store::Store;
 use crate::shard::{RowsLost, SharedBlock};
 
-/// A shard's part of a checkpoint that is to be written.
+/// The task of writing a shard's part of a checkpoint.
 pub(crate) struct Saving<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) store: &'a Store,
@@ -20,7 +20,7 @@ pub(crate) struct Saving<'a> {
     pub(crate) only_finite: bool,
     pub(crate) offload: Offload,
     pub(crate) counters: &'a Counters,
-    /// Called if rows on disk cannot be read, with the reason.
+    /// Called with the reason if rows on disk cannot be read.
     pub(crate) on_loss: &'a (dyn Fn(RowsLost) + Send + Sync),
 }
 
@@ -31,11 +31,11 @@ enum Unsaved {
 }
 
 impl Saving<'_> {
-    /// Writes the shard's files.
+    /// Writes the shard's files, and returns their entries. If it fails, removes the files that it has written.
     ///
     /// # Errors
-    /// If the store cannot be written or already has that checkpoint, or if a block has no values or has values
-    /// that must not be written.
+    /// If the store cannot be written to or already has this checkpoint; if a block has no values, has values that must
+    /// not be written, or has lost rows; or if a step has waited too long for the checkpoint.
     pub(crate) async fn write(&self) -> Result<Vec<FileEntry>, CheckpointError> {
         let (to, number) = (self.to, self.snapshot.order.number);
         to.check_writable(number).await?;

@@ -15,15 +15,16 @@ use super::{Follower, Registered};
 use crate::error::PsError;
 use crate::shard::store::Store;
 
-/// The shard of a new map.
+/// The outcome of taking the shard that a new map assigns.
 pub(super) enum Taken {
     Store(Option<Arc<Store>>),
     Failed,
 }
 
 impl Follower {
-    /// Returns the shard that a new map assigns to this server, if any. It has the values in memory if they come from
-    /// the map's source; otherwise values are loaded.
+    /// Takes the shard that a new map assigns to this server, if any. Keeps the values in memory if they come from the
+    /// source that the map names. Otherwise loads the values from the map's checkpoint and reports the outcome, or, if
+    /// the map names no checkpoint, begins without values.
     pub(super) async fn take_shard(
         &self,
         registered: &mut Registered<'_>,

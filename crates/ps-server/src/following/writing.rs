@@ -3,7 +3,7 @@
 use super::*;
 
 impl Follower {
-    /// Starts to write a checkpoint in a task of its own; one that is being written is given up.
+    /// Starts to write a checkpoint in a separate task. Gives up an earlier checkpoint that is still being written.
     pub(super) fn begin_writing(
         &self,
         registered: &mut Registered<'_>,
@@ -20,7 +20,8 @@ impl Follower {
         }
     }
 
-    /// Writes this shard's part of a checkpoint and reports it; stops once the view orders another or none.
+    /// Returns a future that writes this shard's part of a checkpoint and reports the outcome. The future stops without
+    /// a report once a view orders another checkpoint, or none.
     fn write(
         &self,
         snapshot: Arc<Snapshot>,

@@ -1,4 +1,4 @@
-//! A shard that takes one message at a time, without a session, and what has to hold of it.
+//! A shard that takes one message at a time, without a session, and the invariants that must hold.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,15 +22,16 @@ use crate::shard::{Block, BucketStorage, PullAnswer, Shard};
 
 const WORKERS: u8 = 3;
 
-/// The number of departed workers of which a block keeps at least the watermarks.
+/// The number of departed workers whose watermarks a block keeps at least. A block that has dropped a watermark still
+/// has more watermarks than this.
 const WATERMARKS: usize = 16;
 
-/// A shard with a job, a map, and the coordinator that it follows.
+/// A shard, with the state of its workers and of the coordinator that it follows.
 pub(super) struct Desk {
     shard: Shard,
     mode: Mode,
     view: View,
-    /// The generation and the newest message of each worker.
+    /// The generation of each worker, and the sequence number of its newest message.
     workers: [(u64, u64); WORKERS as usize],
     /// The workers with a receipt for the open step.
     receipts: Vec<Task>,
@@ -38,7 +39,7 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// A shard of the job `j` at min clock 0 in epoch 1, with a worker of index 0 and generation 1.
+    /// Returns a shard of the job `j` at min clock 0 in epoch 1, with one worker, which has index 0 and generation 1.
     pub(super) fn new(setting: &Setting) -> Self {
         let shard = Shard::new(&setting.job(), RowStorage::default());
         let store = Store::empty(0, map(Epoch(1)), &shard.job, &RowStorage::default());
@@ -86,7 +87,7 @@ impl Desk {
         saved.collect()
     }
 
-    /// Returns all that a message may change.
+    /// Returns a description of everything that a message may change.
     fn state(&self) -> String {
         let store = self.store();
         store.map_or_else(String::new, |store| store.blocks.describe())
@@ -103,7 +104,7 @@ impl Desk {
         );
     }
 
-    /// Lets an event happen, and checks what has to hold after it.
+    /// Plays an event, and checks the invariants afterwards.
     pub(super) fn play(&mut self, event: Event) {
         let store = self.store();
         match event {
@@ -306,7 +307,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Returns a message as it travels.
+    /// Returns a message in its wire form.
     fn message(&self, message: &Message) -> wire::ClientMessage {
         let index = message.worker % WORKERS;
         let (generation, newest) = self.workers[usize::from(index)];

@@ -65,7 +65,7 @@ impl Setting {
     }
 }
 
-/// How gradients become updates.
+/// The mode of the job.
 #[derive(Arbitrary, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Mode {
     #[default]
@@ -106,7 +106,8 @@ pub(super) struct Message {
     pub(super) epoch: Near,
     pub(super) clock: Near,
     pub(super) sequence: Near,
-    /// The blocks that it names; all blocks of the shard where it names none.
+    /// The blocks that the message names. If there are none, it names all blocks of the shard that take updates, but an
+    /// `Initialize` leaves out the table's bucket.
     parts: Vec<Part>,
 }
 
@@ -121,7 +122,7 @@ enum Kind {
 }
 
 impl Message {
-    /// Returns the message as it travels.
+    /// Returns the message in its wire form.
     pub(super) fn travels(&self, origin: wire::Origin) -> wire::ClientMessage {
         let all = match self.kind {
             Kind::Initialize => Part::of_variables(),
@@ -182,7 +183,7 @@ enum Values {
 }
 
 impl Part {
-    /// Returns all blocks of the shard that take updates, with values that are good.
+    /// Returns all blocks of the shard that take updates, with valid values.
     fn all() -> Vec<Self> {
         let mut all = Self::of_variables();
         all.push(Self::good(6));

@@ -1,4 +1,4 @@
-//! The shard map under which messages come.
+//! The shard map that the messages use.
 
 use shared_proto::blocks::{
     BlockId, PlacedShard, PlacedTable, PlacedVariable, ShardMap, ShardServer, Source, VariableKind,
@@ -8,11 +8,11 @@ use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
 use shared_proto::job::Adagrad;
 use shared_proto::table::{Admission, Age, Eviction, Initializer, RowOptimizer, TableSpec};
 
-/// The elements of a full block, and those of the shard's variable.
+/// The number of elements of a full block, and of the shard's trained variable.
 const BLOCK_ELEMENTS: usize = 4;
 const ELEMENTS: usize = 7;
 
-/// Returns the number of elements of a block, or a full block's if it is unknown.
+/// Returns the number of elements of a block, or of a full block if the block is unknown.
 pub(super) fn elements(id: BlockId) -> usize {
     map(Epoch(1))
         .range(id)
@@ -26,7 +26,7 @@ pub(super) fn task(role: Role, index: u32, generation: u64) -> Task {
     }
 }
 
-/// The shard's table, of one bucket.
+/// The number by which block ids name the shard's table. The table has one bucket.
 pub(super) const TABLE: u32 = 3;
 
 fn table() -> TableSpec {
@@ -46,7 +46,7 @@ fn table() -> TableSpec {
     }
 }
 
-/// A map of two shards. The one of the desk is the first.
+/// Returns a map of two shards. The desk has the first one.
 pub(super) fn map(epoch: Epoch) -> ShardMap {
     let variable = |name: &str, kind, elements, shards| PlacedVariable {
         spec: VariableSpec {

@@ -1,5 +1,5 @@
-//! Reads of rows for online inference: a service of its own, on a port and a thread of their own, so that readers take
-//! no more of the training's time than they may.
+//! Reads of rows for online inference. They are a separate service with its own port and its own thread, so that
+//! readers take no more processor time from training than their share.
 //!
 //! - `service`: the calls, and the reads that they ask for
 //! - `pace`: the share of a processor's time that readers may take
@@ -34,7 +34,8 @@ pub(crate) use self::service::Served;
 /// The most concurrent calls of one connection.
 const MOST_STREAMS: u32 = 2;
 
-/// The largest request: 65,536 ids, with the table's name. A connection has at most so many unread bytes, too.
+/// The size in bytes of the largest request: room for 65,536 ids and the table's name. The unread bytes of a connection
+/// have the same limit.
 const MOST_REQUEST_BYTES: u32 = 1 << 20;
 
 /// The settings of lookups.
@@ -45,8 +46,8 @@ pub struct LookupSettings {
     /// reads are answered.
     #[arg(long, env = "FLAMBEAU_LOOKUP_LISTEN", value_name = "IP:PORT")]
     pub lookup_listen: Option<SocketAddr>,
-    /// The address by which readers reach it, as host:port. Default: the address it listens on, or if that is 0.0.0.0,
-    /// the one by which it reaches the coordinator.
+    /// The address by which readers reach this server, as host:port. Default: the address on which it listens for
+    /// lookups, or if that is 0.0.0.0, the address by which it reaches the coordinator.
     #[arg(
         long,
         env = "FLAMBEAU_LOOKUP_ADVERTISE",
@@ -57,7 +58,7 @@ pub struct LookupSettings {
     /// The share of one processor's time that reads may take at most, from 0.01 to 1.
     #[arg(long, env = "FLAMBEAU_LOOKUP_SHARE", default_value_t = 0.25, value_name = "X", value_parser = share)]
     pub lookup_share: f64,
-    /// Connections of readers at a time.
+    /// The most connections of readers at a time.
     #[arg(long, env = "FLAMBEAU_LOOKUP_CONNECTIONS", default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub lookup_connections: u32,
 }
@@ -69,7 +70,7 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl LookupSettings {
-    /// Begins to listen for lookups, if they are to be answered.
+    /// Begins to listen for lookups. Returns `None` if the settings name no address to listen on.
     ///
     /// # Errors
     /// If the address is taken.
@@ -95,7 +96,8 @@ pub(crate) struct Listening {
 pub(crate) struct LookupThread(JoinHandle<()>);
 
 impl LookupThread {
-    /// Starts to answer lookups, until `stop`. Calls that are in progress then have the time `drain`.
+    /// Starts a thread that answers lookups until `stop` is cancelled. Calls in progress then have the time `drain` to
+    /// finish.
     ///
     /// # Errors
     /// If the system has no more threads.

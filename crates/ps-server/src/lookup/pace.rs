@@ -5,18 +5,19 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The unused time that a thread may take at once.
+/// The most unused processor time that a thread can save up and use at once.
 const SAVED: Duration = Duration::from_millis(50);
 
 /// A limit on the processor time of one thread, which asks for its turn before each piece of work.
 pub(crate) struct Pace {
     share: f64,
-    /// The moment from which on time counts, and the thread's processor time then.
+    /// The moment from which time counts, and the thread's processor time at that moment.
     since: Mutex<(Instant, Duration)>,
 }
 
 impl Pace {
-    /// Returns a limit of this share of one processor's time, from the calling thread's first turn on.
+    /// Returns a limit for a thread that has not run yet. From now on, the thread may use this share of one processor's
+    /// time.
     pub(crate) fn new(share: f64) -> Self {
         Self {
             share,
@@ -35,7 +36,7 @@ impl Pace {
         }
     }
 
-    /// Returns the time for which the thread must rest, at this moment and with this processor time of the thread.
+    /// Returns how long the thread must rest from `now` on. `used` is the processor time that the thread has used.
     fn rest(&self, now: Instant, used: Duration) -> Duration {
         let mut since = self.since.lock();
         let granted = now.duration_since(since.0).mul_f64(self.share);

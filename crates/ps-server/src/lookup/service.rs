@@ -18,13 +18,13 @@ use super::Pace;
 use crate::shard::Shard;
 use crate::shard::store::Store;
 
-/// The rows that are read under a bucket's lock at a time: updates of the bucket wait for them.
+/// The most rows that are read under a bucket's lock at a time. Updates of the bucket wait for the lock.
 const AT_A_TIME: usize = 256;
 
-/// The most buckets and ids in an answer about heat.
+/// The most buckets in an answer about heat, and the most ids.
 const MOST_HOT: u32 = 10_000;
 
-/// What lookups are answered from.
+/// The shard that lookups read, and the security settings of the service.
 #[derive(Clone)]
 pub(crate) struct Served {
     pub(crate) shard: Arc<Shard>,
@@ -166,13 +166,13 @@ impl Lookups {
     }
 }
 
-/// Sorts a list by heat, the hottest first, and leaves out what is beyond `most`.
+/// Sorts a list by heat, the hottest entry first, and keeps only the first `most` entries.
 fn keep_hottest<T>(list: &mut Vec<T>, most: usize, heat: impl Fn(&T) -> u64) {
     list.sort_by_key(|entry| Reverse(heat(entry)));
     list.truncate(most);
 }
 
-/// Returns the table of a name, with its number in the shard map.
+/// Returns the table with this name, and its number in the shard map.
 fn find<'a>(store: &'a Store, name: &str) -> Result<(u32, &'a PlacedTable), Status> {
     let mut tables = store.map.tables.iter().enumerate();
     let found = tables.find(|(_, table)| table.spec.name == name);

@@ -24,21 +24,21 @@ pub(crate) const HELLO: Bounds = Bounds {
     parts: 64,
 };
 
-/// The parts that a message may have besides those that name blocks.
+/// The number of parts that a message may have besides those that name blocks.
 const OTHER_PARTS: usize = 16;
 
-/// The most blocks in one message, even if the map has more. So many full blocks are 128 GiB, and a
-/// message of values has no room for more of the smallest ones.
+/// The most blocks in one message, even if the map has more. If all of them are full blocks, they have 128 GiB of
+/// values. A message with values has no room for more blocks, not even for the smallest ones.
 const MOST_BLOCKS: usize = 131_072;
 
-/// The bytes that a session's waiting pulls may take, however few blocks there are.
+/// The number of bytes that a session's waiting pulls may take, even if the map has few blocks.
 const WAITING_BYTES: usize = 2 << 20;
 
-/// The additional bytes for each block of the map: a worker may ask for each block by itself, and once
-/// more when the min clock has jumped.
+/// The number of additional bytes for each block of the map. A worker may pull each block in a separate message, and
+/// may pull it a second time when the min clock has jumped.
 const WAITING_BYTES_A_BLOCK: usize = 1 << 10;
 
-/// The additional bytes for each bucket of a table: the ids of 4,096 rows, for two steps.
+/// The number of additional bytes for each bucket of a table: room for the ids of 4,096 rows, in two steps.
 const WAITING_BYTES_A_BUCKET: usize = 64 << 10;
 
 /// Returns the bounds on the messages of a session.
@@ -64,21 +64,21 @@ fn buckets(store: Option<&Arc<Store>>) -> usize {
     tables.iter().map(|table| table.shards.len()).sum()
 }
 
-/// Returns the bytes that the waiting pulls of a session may take together.
+/// Returns the most bytes that the waiting pulls of a session may take together.
 pub(crate) fn of_waiting(store: Option<&Arc<Store>>) -> usize {
     let blocks = blocks(store).saturating_mul(WAITING_BYTES_A_BLOCK);
     let buckets = buckets(store).saturating_mul(WAITING_BYTES_A_BUCKET);
     WAITING_BYTES.saturating_add(blocks).saturating_add(buckets)
 }
 
-/// Copies the ids of a pull out of its message, so that a waiting pull keeps no more than them.
+/// Copies the ids of a pull out of its message, so that a waiting pull does not keep the whole message in memory.
 pub(crate) fn own_ids(pull: &mut wire::Pull) {
     for wanted in &mut pull.blocks {
         wanted.ids = Bytes::copy_from_slice(&wanted.ids);
     }
 }
 
-/// Returns the bytes that a pull takes while it waits, besides its entry in the queue.
+/// Returns the number of bytes that a pull takes while it waits, without its entry in the queue.
 pub(crate) fn cost(pull: &wire::Pull) -> usize {
     let job = pull
         .origin
@@ -102,7 +102,8 @@ impl Greeted {
         }
     }
 
-    /// Ends the worker's other session, and those of workers that are not in the view any more.
+    /// Registers a session of a worker, and returns a token that is cancelled to end it. Ends the worker's earlier
+    /// session, and the sessions of workers that are no longer in the view.
     fn begin(&self, task: Task, view: &View) -> CancellationToken {
         let mut sessions = self.0.lock();
         sessions.retain(|_, (other, session)| {

@@ -19,8 +19,9 @@ use super::limits::Greeted;
 use super::session::Session;
 use crate::shard::Shard;
 
-/// The number of answers of one session that may wait to be sent. An answer has about 1 MiB at the most, and shares
-/// its block's memory until the block is updated. With the transport's window this bounds the memory of a session.
+/// The number of answers of one session that may wait to be sent. A full block is about 1 MiB, and an answer shares the
+/// block's memory until the block is updated. Together with the transport's window, this bounds the memory of a
+/// session.
 const ANSWERS: usize = 4;
 
 /// The service `flambeau.v1.ParameterServer`.

@@ -26,10 +26,10 @@ use super::limits::{self, Entrance};
 use crate::shard::gate::Gate;
 use crate::shard::{Followed, Shard};
 
-/// The time after which a worker learns for which tasks its pull waits.
+/// The time after which a session tells the worker which tasks a pull waits for.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// The longest wait of a session for its shard to follow the view that the worker knows.
+/// The longest time that a session waits for Hello, and then for its shard to catch up with the view that Hello names.
 const CATCH_UP: Duration = Duration::from_secs(10);
 
 /// One worker's stream.
@@ -38,7 +38,7 @@ pub(crate) struct Session {
     followed: watch::Receiver<Followed>,
     answers: Sender,
     waiting: Vec<Waiting>,
-    /// The bytes that all waiting pulls take.
+    /// The number of bytes that all waiting pulls take.
     waiting_cost: usize,
     /// The tasks that the newest waiting pull waits for.
     waiting_on: Arc<[Task]>,
@@ -72,7 +72,7 @@ impl Session {
         }
     }
 
-    /// Serves the worker until either side ends it.
+    /// Serves the worker until either side ends the session.
     pub(crate) async fn serve(
         mut self,
         mut incoming: Incoming<wire::ClientMessage>,
@@ -270,7 +270,7 @@ impl Session {
         }
     }
 
-    /// Answers a pull of the step after `clock` that has waited for so long.
+    /// Answers a pull for the step at `clock`, which has waited for the time `waited`.
     async fn send_weights(
         &mut self,
         mut weights: wire::Weights,
@@ -308,7 +308,7 @@ impl Session {
         sent.map_err(|_| SessionEnd::Gone)
     }
 
-    /// Returns the end of a session after its stream broke, or brought bytes that are no message.
+    /// Returns the reason for the end of a session whose stream broke or had bytes that are no valid message.
     fn broken(&self, status: Status) -> SessionEnd {
         let refusal = match status.code() {
             Code::OutOfRange => Refusal::new(

@@ -56,8 +56,8 @@ impl SessionThreads {
         })
     }
 
-    /// Accepts connections, and gives them to the threads in turns, until `stop`; then waits for
-    /// the threads to end.
+    /// Accepts connections until `stop` is cancelled, and gives them to the threads in turn. Then waits for the threads
+    /// to end.
     pub(crate) async fn accept(
         self,
         listener: Listener,

@@ -58,7 +58,8 @@ impl Shard {
         }
     }
 
-    /// Checks all gradients of a push. Returns those of this shard, and the blocks of other shards.
+    /// Checks all gradients of a push. Returns the gradients for this shard, and the ids of blocks that other shards
+    /// hold.
     pub(crate) fn check(
         &self,
         store: &Store,

@@ -87,7 +87,7 @@ impl Gate {
         ))
     }
 
-    /// Decides whether a worker may have the weights for its step after `clock`.
+    /// Decides whether a worker may have the weights for its step at `clock`.
     pub(crate) fn pull(&self, task: Task, clock: Clock, view: &View) -> Admission {
         let min = match planted!(LooseBound) {
             true => view.min_clock.next(),
@@ -105,7 +105,7 @@ impl Gate {
         Admission::Reject(self.too_far(task, clock, min))
     }
 
-    /// Decides whether the shard may take a gradient of the step after `clock`.
+    /// Decides whether the shard may take a gradient of the step at `clock`.
     pub(crate) fn push(&self, task: Task, clock: Clock, view: &View) -> Admission {
         let min = view.min_clock;
         if !self.strategy.bound().admits(clock, min) {

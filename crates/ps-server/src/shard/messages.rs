@@ -25,7 +25,7 @@ use super::views::Followed;
 /// The answer to a pull that is not refused.
 pub(crate) enum PullAnswer {
     Weights(wire::Weights),
-    /// It must wait for these tasks; for a newer view if there are none.
+    /// The pull must wait for these tasks, or for a newer view if there are none.
     Wait(Vec<Task>),
 }
 
@@ -110,7 +110,8 @@ impl Shard {
         receipt.map_or_else(Bytes::new, |receipt| Bytes::copy_from_slice(&receipt))
     }
 
-    /// Step 2: answers a pull with what the asker does not have, or returns the workers that it must wait for.
+    /// Step 2 of the data path: answers a pull with the blocks of which the worker does not have the newest version, or
+    /// returns the workers that the pull must wait for.
     pub(crate) fn pull(
         &self,
         pull: &wire::Pull,
@@ -204,7 +205,7 @@ impl Shard {
         Ok(weights)
     }
 
-    /// Returns, for some blocks, the number of a worker's pushes that each has taken.
+    /// Returns how many pushes of a worker each of the given blocks has taken, and the number of the last one.
     pub(crate) fn outcome(&self, ask: &wire::AskOutcome) -> Result<wire::Outcome, Refusal> {
         let origin = Origin::read(ask.origin.as_ref(), "AskOutcome")?;
         let Followed { view, store, .. } = self.followed();

@@ -38,7 +38,7 @@ pub(crate) struct Shard {
     pub(crate) job: Job,
     pub(crate) gate: Gate,
     pub(crate) counters: Counters,
-    /// The most bytes of a checkpoint's copies.
+    /// The most bytes that copies for a checkpoint may take.
     snapshot_bytes: usize,
     followed: watch::Sender<Followed>,
     /// The address at which lookups are answered, if any are.
@@ -67,8 +67,8 @@ impl Shard {
         }
     }
 
-    /// Stops taking messages, since rows of a block on disk cannot be read. Returns the refusal of the message that wanted
-    /// them: its sender asks again, and finds the shard restored.
+    /// Stops taking messages, because rows of a block on disk cannot be read. Returns the refusal of the message that
+    /// needed the rows. Its sender sends the message again, after the shard is restored.
     pub(crate) fn lose(&self, block: &str, lost: RowsLost) -> Refusal {
         let refusal = Refusal::new(
             Reason::NotInitialized,
@@ -81,7 +81,7 @@ impl Shard {
         refusal
     }
 
-    /// Waits until rows on disk could not be read.
+    /// Waits until rows on disk cannot be read. Returns the reason.
     pub(crate) async fn has_lost_rows(&self) -> RowsLost {
         loop {
             if let Some(lost) = self.lost.get() {

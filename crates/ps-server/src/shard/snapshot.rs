@@ -1,9 +1,9 @@
 //! The state of a shard as a checkpoint needs it, while training continues. Blocks are written one by one. An update of
 //! a block that is being written leaves the old values to the writer and continues with a copy (see `Block`).
 //!
-//! In sync mode a checkpoint is of one step on all shards. A commit that comes before the writer has finished copies the
-//! blocks that are not written yet, up to a limit, and then waits for the store. Copies are written first, so that
-//! each file makes room for the waiting commit.
+//! In sync mode a checkpoint has the state after one step, the same on all shards. A commit that comes before the
+//! writer has finished copies the blocks that are not written yet. If the copies reach a limit, the commit waits for
+//! the store. Copies are written first, so that each file makes room for the waiting commit.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -57,7 +57,8 @@ impl Snapshot {
         commit.is_some_and(|commit| self.is_to_have(commit))
     }
 
-    /// Waits until there is room for a copy of a block, if it needs one. The caller holds no block's lock.
+    /// Waits until there is room for a copy of a block, if the block needs one. Ends the checkpoint if that takes
+    /// longer than [`LONGEST_WAIT`]. The caller must not hold the lock of a block.
     pub(crate) fn wait_for_room(&self, id: BlockId) {
         let full = |state: &mut State| {
             state.copied_bytes >= self.most_copied && !state.over && !state.reached.contains(&id)
@@ -87,7 +88,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns the next block to write: one that was copied, else the next of those that remain.
+    /// Returns the next block to write: a copied one if there is any, otherwise the next of the remaining ones.
     pub(crate) fn next(&self, remaining: &mut impl Iterator<Item = BlockId>) -> Option<BlockId> {
         let copied = self.state.lock().copies.keys().next().copied();
         copied.or_else(|| remaining.next())

@@ -1,4 +1,4 @@
-//! The blocks that a shard holds, by the shard map of an epoch.
+//! The blocks that a shard holds according to the shard map of an epoch.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -55,7 +55,7 @@ impl Rules {
 
 /// The options for the rows of each table.
 pub(crate) struct TableStorage {
-    /// The files for rows for which there is no memory, by the number of the table in the shard map.
+    /// The files for rows that do not fit into memory, by the number of the table in the shard map.
     files: HashMap<u32, Arc<RowFile>>,
     hottest_ids: usize,
 }
@@ -93,7 +93,7 @@ pub(crate) struct Blocks {
     pub(crate) committing: RwLock<()>,
     /// The checkpoint that is being written.
     pub(crate) snapshot: Mutex<Option<Arc<Snapshot>>>,
-    /// Sync mode: the newest commit in the values. It stays with them when this server registers again.
+    /// Sync mode: the newest commit that the values include. It stays with the values when this server registers again.
     pub(crate) committed: Mutex<Option<Commit>>,
     /// The first block of which an update has made a value NaN or infinite.
     pub(crate) non_finite: OnceLock<BlockId>,
@@ -115,7 +115,7 @@ impl Blocks {
         }
     }
 
-    /// Describes all that a message may change, for comparison.
+    /// Describes everything that a message may change, for comparison.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn describe(&self) -> String {
         let blocks = self.by_id.iter();
@@ -146,7 +146,7 @@ impl Blocks {
         }
     }
 
-    /// Clears the counts of staged gradients, once a commit has used these.
+    /// Clears the counts of staged gradients after a commit.
     pub(crate) fn none_staged(&self) {
         self.staged.lock().clear();
     }
@@ -206,7 +206,8 @@ impl Store {
         }
     }
 
-    /// Returns the variable or table of which an update has made a value NaN or infinite; empty if there is none.
+    /// Returns the name of the first variable or table in which an update has made a value NaN or infinite; empty if
+    /// there is none.
     pub(crate) fn non_finite(&self) -> String {
         let id = self.blocks.non_finite.get();
         let name = id.and_then(|id| self.map.name(*id));
@@ -233,7 +234,8 @@ impl Store {
         tables
     }
 
-    /// Returns the buckets of a table that are here, by ascending number. `number` is the table's in the shard map.
+    /// Returns the buckets of a table that this shard holds, in ascending order. `number` is the table's number in the
+    /// shard map.
     pub(crate) fn buckets(
         &self,
         number: u32,
@@ -259,7 +261,7 @@ impl Store {
         Some(&shard.source)
     }
 
-    /// Returns the number of blocks, and the bytes of their weights and slots.
+    /// Returns the number of blocks, and the number of bytes of their weights and slots.
     pub(crate) fn size(&self) -> (usize, usize) {
         let blocks = &self.blocks.by_id;
         (
@@ -268,7 +270,8 @@ impl Store {
         )
     }
 
-    /// Reads what a pull wants: it names each block once, and asks for no more than fits into a message.
+    /// Reads the blocks that a pull wants. Refuses a pull that names a block twice, or that asks for more values than
+    /// fit into a message.
     pub(crate) fn read_pull(&self, pull: &wire::Pull) -> Result<Vec<(BlockId, Wanted)>, Refusal> {
         let mut named = HashSet::with_capacity(pull.blocks.len());
         let mut wants = Vec::with_capacity(pull.blocks.len());

@@ -17,12 +17,12 @@ use super::block::{Limit, NotCommitted};
 use super::snapshot::Snapshot;
 use super::store::Store;
 
-/// A view that this shard has caught up with: it has the map, and has applied the commit.
+/// A view that this shard has caught up with: the shard has the view's map, and has applied the view's commit.
 #[derive(Clone, Default)]
 pub(crate) struct Followed {
     pub(crate) view: Arc<View>,
     pub(crate) store: Option<Arc<Store>>,
-    /// Cancelled when the epoch ends. Its sessions end with it.
+    /// Cancelled when the epoch ends. The sessions of the epoch then end too.
     pub(crate) epoch_over: CancellationToken,
     /// The lease under which the shard answers. After it, the shard may belong to another server.
     pub(crate) lease: Lease,
@@ -38,8 +38,8 @@ impl Shard {
         view.commit.is_some() && self.followed.borrow().view.commit != view.commit
     }
 
-    /// Begins the checkpoint that a view orders, if it is new: from now on commits copy the blocks that it needs.
-    /// `store` is that of the view's epoch.
+    /// Begins the checkpoint that a view orders, if the order is new. From now on, commits copy the blocks that the
+    /// checkpoint needs. `store` has the shard's blocks in the view's epoch.
     pub(crate) fn begin_snapshot(
         &self,
         view: &View,
@@ -53,8 +53,8 @@ impl Shard {
         snapshot
     }
 
-    /// Catches up with a view: applies its commit, if that is new, and lets the sessions see it. `store` is
-    /// that of the view's epoch.
+    /// Catches up with a view: applies its commit, if that is new, and shows the view to the sessions. `store` has the
+    /// shard's blocks in the view's epoch.
     ///
     /// # Errors
     /// If the shard lacks a committed gradient, so that its weights would not be the job's, or has lost rows.
@@ -125,7 +125,7 @@ impl Shard {
         before.store
     }
 
-    /// Applies a step, with a factor of the learning rate.
+    /// Applies a committed step. `lowered_to` is a factor of the learning rate.
     fn commit(&self, commit: &Commit, lowered_to: f64, store: &Store) -> Result<(), NotCommitted> {
         let snapshot = store.blocks.snapshot.lock().clone();
         let snapshot = snapshot.filter(|s| !s.is_to_have(commit) || planted!(CheckpointLacksStep));
@@ -167,7 +167,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Returns this shard's part in the norm of a step: the sum of the squares of the mean of its gradients.
+    /// Returns this shard's part of the norm of a step: the sum of the squares of the mean gradient of its blocks.
     ///
     /// # Errors
     /// If the shard lacks one of the gradients.
@@ -185,7 +185,7 @@ impl Shard {
         Ok(of_blocks.into_values().sum())
     }
 
-    /// Returns the limit of the elements of a mean over all workers.
+    /// Returns the limit on the elements of the mean gradient of all workers.
     fn limit(&self) -> Limit {
         Limit {
             value: self.job.clip_value.filter(|_| self.job.servers_clip()),

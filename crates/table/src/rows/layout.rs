@@ -1,4 +1,4 @@
-//! The words of a row.
+//! The layout of the words of a row.
 
 use optimizer::row;
 use shared_proto::table::{Eviction, Storage, TableSpec};
@@ -6,18 +6,18 @@ use shared_proto::table::{Eviction, Storage, TableSpec};
 use super::History;
 use crate::storage;
 
-/// The words of a row.
+/// The layout of the words of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) dimension: usize,
     pub(super) storage: Storage,
     /// True if the row has the time of its last update and the number of its updates, a word each.
     pub(super) has_history: bool,
-    /// Words of optimizer state.
+    /// The number of words of optimizer state.
     pub(super) state: usize,
 }
 
-/// Words of an id.
+/// The number of words of an id.
 pub(super) const ID: usize = 2;
 
 impl Layout {
@@ -39,7 +39,7 @@ impl Layout {
         self.head() + self.value_words() + self.state
     }
 
-    /// Returns the words of a row's values.
+    /// Returns the number of words of a row's values.
     pub(super) fn value_words(self) -> usize {
         storage::words(self.storage, self.dimension)
     }

@@ -13,7 +13,7 @@ use crate::chunks::SharedChunks;
 pub struct SharedRows {
     layout: Layout,
     chunks: SharedChunks,
-    /// The rows on disk; none if there are none.
+    /// The rows on disk; `None` if there are none.
     spilled: Option<SharedSpilled>,
 }
 
@@ -22,9 +22,9 @@ pub struct SharedRows {
 pub struct SharedRow<'a> {
     /// The row's id.
     pub id: u64,
-    /// Its history; zeros if rows have none.
+    /// The row's history; zeros if rows have none.
     pub history: History,
-    /// Its values, and its optimizer state behind them.
+    /// The row's values, followed by its optimizer state.
     pub numbers: &'a [f32],
 }
 
@@ -46,12 +46,12 @@ impl SharedRows {
         self.layout.has_history
     }
 
-    /// Returns the bytes of memory that the rows occupy.
+    /// Returns the number of bytes of memory that the rows occupy.
     pub fn bytes(&self) -> usize {
         self.chunks.bytes()
     }
 
-    /// Returns the bytes of a row.
+    /// Returns the number of bytes of a row.
     pub(crate) fn bytes_of_row(&self) -> usize {
         self.layout.stride() * size_of::<u32>()
     }
@@ -68,7 +68,8 @@ impl SharedRows {
         self.chunks.changed() + spilled.filter(|(_, changed)| *changed).count()
     }
 
-    /// Calls `each` with the rows; if `only_changed`, with those that have changed since the rows were shared before.
+    /// Calls `each` with each row. If `only_changed`, omits the rows that have not changed since the rows were shared
+    /// before.
     ///
     /// # Errors
     /// If rows on disk cannot be read.

@@ -12,10 +12,11 @@ use crate::chunks::Place;
 use crate::disk::{After, MemoryUse, RowFile};
 use crate::index::{Index, Key};
 
-/// The most rows that an update writes to disk beyond those for which there is no memory, so that the next ones need not.
+/// The most rows that an update writes to disk beyond those that do not fit into memory, so that the next updates need
+/// not write any.
 const AHEAD: usize = 512;
 
-/// The most rows that are written to disk at a time. Updates wait for it.
+/// The most rows that are written to disk at a time. Updates wait for the writing.
 const MOST: usize = 8192;
 
 /// Rows on disk.
@@ -25,7 +26,7 @@ pub(super) struct Spilled {
     memory: MemoryUse,
     /// The number of rows.
     count: usize,
-    /// What the eviction of rows goes by, if the table evicts rows.
+    /// The data by which rows on disk may be evicted, by record; empty if the table does not evict rows.
     known: HashMap<u32, Aged>,
     /// Each snapshot that may still read records has a clone.
     readers: Arc<()>,
@@ -67,7 +68,7 @@ impl Spilled {
         }
     }
 
-    /// Returns the bytes of memory that the rows occupy.
+    /// Returns the number of bytes of memory that the data about rows on disk occupies.
     pub(super) fn bytes(&self) -> usize {
         // A byte of the map's table for each entry.
         self.known.capacity() * (size_of::<(u32, Aged)>() + 1)
@@ -82,7 +83,7 @@ impl Spilled {
         self.known.get(&record).is_some_and(|row| row.id == id)
     }
 
-    /// Gives up the record of a row. It becomes free once no snapshot may read it.
+    /// Gives up the record of a row. The record becomes free once no snapshot may still read it.
     pub(super) fn release_later(&mut self, record: u32) {
         self.count -= 1;
         self.known.remove(&record);
@@ -93,7 +94,7 @@ impl Spilled {
         }
     }
 
-    /// Returns the rows as they are now, none if there are none. From now on they count as not changed.
+    /// Returns the rows on disk as they are now, or `None` if there are none. From now on they count as unchanged.
     pub(super) fn share(&mut self, index: &mut Index) -> Option<SharedSpilled> {
         if self.count == 0 {
             return None;
@@ -120,7 +121,8 @@ impl SharedSpilled {
         self.places.iter().filter_map(|place| place.record())
     }
 
-    /// Calls `each` with the words of the rows; if `only_changed`, with those that have changed since the snapshot before.
+    /// Calls `each` with the words of each row. If `only_changed`, omits the rows that have not changed since the
+    /// snapshot before.
     pub(super) fn visit(&self, only_changed: bool, each: impl FnMut(&[u32])) -> io::Result<()> {
         let wanted = self
             .records()
@@ -141,11 +143,11 @@ impl Rows {
         self.spilled.as_ref().map_or(0, |spilled| spilled.read)
     }
 
-    /// Reads the rows of ids that are on disk into memory. `places` are those of [`Self::find`], and get the rows' places in
-    /// memory.
+    /// Reads the rows of ids that are on disk into memory. `places` has the places that [`Self::find`] has found. Those
+    /// on disk are replaced with the rows' new places in memory.
     ///
     /// # Errors
-    /// If a row cannot be read. It is lost then.
+    /// If a row cannot be read. The row is then lost.
     pub fn bring_back(&mut self, ids: &[u64], places: &mut [Place]) -> io::Result<()> {
         if self.on_disk() == 0 {
             return Ok(());
@@ -159,7 +161,8 @@ impl Rows {
         Ok(())
     }
 
-    /// Returns the place in memory of the row of an id, which may be at this place on disk; [`Place::NONE`] without a row.
+    /// Reads the row of an id, which may be at the place `guess` on disk, into memory. Returns its place there, or
+    /// [`Place::NONE`] if the id has no row. `words` is scratch memory.
     fn bring_one_back(&mut self, id: u64, guess: Place, words: &mut [u32]) -> io::Result<Place> {
         let (place, record, changed) = match self.read_one(id, guess, words)? {
             Found::Nowhere => return Ok(Place::NONE),
@@ -188,8 +191,8 @@ impl Rows {
         Ok(to)
     }
 
-    /// Reads the words of the row of an id that may be at this place on disk. Returns the place in memory, or whether `words`
-    /// has the row.
+    /// Finds the row of an id, which may be at the place `guess` on disk. If the row is on disk, reads its words into
+    /// `words`.
     fn read_one(&self, id: u64, guess: Place, words: &mut [u32]) -> io::Result<Found> {
         let Some(spilled) = &self.spilled else {
             return Ok(Found::Nowhere);
@@ -224,8 +227,8 @@ impl Rows {
         }
     }
 
-    /// Appends the values of the rows of ids, and whether each is there. Ids may come in any order and more than once. It
-    /// changes nothing: rows on disk stay there.
+    /// Appends the values of the rows of ids, and for each id whether it has a row. Ids may come in any order and more
+    /// than once. Changes nothing: rows on disk stay there.
     ///
     /// # Errors
     /// If a row on disk cannot be read.
@@ -257,8 +260,8 @@ impl Rows {
         Ok(())
     }
 
-    /// Writes the least recently used rows to disk if the server has more rows in memory than it may have. Returns whether
-    /// rows have left their places.
+    /// Writes the least recently used rows to disk if the server has more rows in memory than it may have. Returns
+    /// whether rows have left their places.
     pub(crate) fn spill(&mut self, after: After) -> bool {
         static LOG: Quiet = Quiet::new();
         let bytes = self.bytes() - self.chunks.free_bytes();

@@ -14,8 +14,8 @@ use super::super::limits;
 use super::{QUIET, Session, SessionEnd};
 use crate::shard::{Followed, PullAnswer};
 
-/// The most pulls of one session that may wait at a time: more than a worker needs that asks for each
-/// block of a large shard by itself.
+/// The most pulls of one session that may wait at a time. This is enough for a worker that pulls each block of a large
+/// shard in a separate message.
 const MOST_WAITING: usize = 65_536;
 
 /// A pull that must wait.
@@ -23,11 +23,11 @@ pub(super) struct Waiting {
     pull: wire::Pull,
     origin: Origin,
     since: Instant,
-    /// The tasks that the pull waits for, shared by all pulls that wait for the same.
+    /// The tasks that the pull waits for. Pulls that wait for the same tasks share this memory.
     on: Arc<[Task]>,
-    /// The time at which the worker is told; none once it is.
+    /// The time at which to tell the worker what the pull waits for; `None` once the worker has been told.
     pub(super) tell: Option<Instant>,
-    /// The bytes that the pull takes while it waits.
+    /// The number of bytes that the pull takes while it waits.
     cost: usize,
 }
 
@@ -83,7 +83,7 @@ impl Session {
         self.waiting.push(waiting);
     }
 
-    /// Returns these tasks, in memory shared with those of the previous pull if they are the same.
+    /// Returns these tasks. They share the memory of the newest waiting pull's tasks if they are the same.
     fn shared(&mut self, on: Vec<Task>) -> Arc<[Task]> {
         if on.is_empty() {
             return Arc::default();

@@ -1,4 +1,4 @@
-//! The differences between kinds of variables: how a block stores its values, and how an update changes them.
+//! What differs between dense variables and tables: how a block stores its values, and how an update changes them.
 
 use std::fmt::Debug;
 use std::io;
@@ -14,12 +14,12 @@ use table::bucket::SharedBucket;
 
 use super::heat::Heat;
 
-/// Limits of a sum of gradients: first of each element, then of the whole.
+/// Limits on a sum of gradients. First each element is clamped, then the whole sum is scaled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
-    /// The largest absolute value of an element.
+    /// The largest absolute value that an element may have; `None` if there is no limit.
     pub(crate) value: Option<f32>,
-    /// The factor of all elements.
+    /// The factor by which all elements are multiplied.
     pub(crate) factor: f32,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn squares(numbers: &[f32]) -> f64 {
 /// The values of a block, with the optimizer's state for them. The [`Block`](super::Block) around them has the version,
 /// the watermarks and the staged gradients.
 pub(crate) trait Contents: Debug + Send {
-    /// Sets initial values, over earlier ones too.
+    /// Sets the initial values, and overwrites earlier values.
     fn initialize(&mut self, values: &Elements, rule: &VariableRule);
 
     /// Returns whether there are values.
@@ -65,8 +65,8 @@ pub(crate) trait Contents: Debug + Send {
     /// If rows on disk cannot be read.
     fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Result<Elements, RowsLost>;
 
-    /// Applies the limited sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
-    /// all values that it has changed are finite.
+    /// Multiplies each gradient by its factor, adds the products up, limits the sum, and applies it as one update.
+    /// `sum` is scratch memory. Returns whether all changed values are finite.
     ///
     /// # Errors
     /// If rows on disk cannot be read.
@@ -79,8 +79,8 @@ pub(crate) trait Contents: Debug + Send {
         sum: &mut Vec<f32>,
     ) -> Result<bool, RowsLost>;
 
-    /// Applies one gradient that was computed with old weights, with the corrections of its step. Returns whether all values that it has
-    /// changed are finite, and the norms by which the next step is limited.
+    /// Applies one gradient that may have been computed with old weights. `step` has the corrections of its step.
+    /// Returns whether all changed values are finite, and the norms by which the next step is limited.
     ///
     /// # Errors
     /// If rows on disk cannot be read.
@@ -92,27 +92,27 @@ pub(crate) trait Contents: Debug + Send {
         step: StaleStep,
     ) -> Result<(bool, Norms), RowsLost>;
 
-    /// Returns the look-ahead weights of the last update; none for rows, and if the update was not corrected.
+    /// Returns the look-ahead weights of the last update. Returns `None` for rows, and if the last update made none.
     fn look_ahead(&self) -> Option<Elements> {
         None
     }
 
-    /// Returns whether there is an average of the last weights. It is no slot: it is not in checkpoints, and ends with the next update that
-    /// is not corrected.
+    /// Returns whether there is an average of the recent weights. The average is not a slot: checkpoints do not have
+    /// it, and the next update without corrections drops it.
     fn has_average(&self) -> bool {
         false
     }
 
-    /// Returns the sum of the squares of the limited sum of gradients, each times its factor. `sum` is scratch memory.
+    /// Returns the sum of the squares of the limited sum that [`Self::update`] would apply. `sum` is scratch memory.
     fn squares(&self, gradients: &[(f32, &Values)], limit: Limit, sum: &mut Vec<f32>) -> f64;
 
     /// Returns whether all values are finite.
     fn all_finite(&self) -> bool;
 
-    /// Returns the bytes of values and state.
+    /// Returns the number of bytes of values and state.
     fn bytes(&self) -> usize;
 
-    /// Adds rows of a checkpoint, none of which is there.
+    /// Adds rows of a checkpoint. None of them may be there already.
     ///
     /// # Errors
     /// If they are not rows of this bucket, or the values are dense.
@@ -120,7 +120,8 @@ pub(crate) trait Contents: Debug + Send {
         Err("it is dense, not a bucket".to_owned())
     }
 
-    /// Appends the values of the rows of ids, and whether each is there. It changes nothing. Dense values have no rows.
+    /// Appends the values of the rows of `ids`, and for each id whether its row exists. Changes no rows. Dense values
+    /// have no rows.
     ///
     /// # Errors
     /// If rows on disk cannot be read.
@@ -180,7 +181,7 @@ impl SharedValues {
         }
     }
 
-    /// Returns about the number of bytes that they take in a checkpoint.
+    /// Returns approximately how many bytes the values take in a checkpoint.
     pub(crate) fn saved_bytes(&self) -> usize {
         match self {
             Self::Dense { .. } => self.bytes(),
@@ -188,7 +189,8 @@ impl SharedValues {
         }
     }
 
-    /// Leaves out rows that are in the checkpoint `base`, if the others are known and few.
+    /// Leaves out the rows of a bucket that have not changed since the checkpoint `base`, if the changed rows are known
+    /// and are less than half of all rows.
     pub(crate) fn build_on(&mut self, base: Option<u64>) {
         if let Self::Rows(rows) = self {
             rows.build_on(base);

@@ -11,10 +11,12 @@ use shared_proto::values::Values;
 
 use super::contents::{Contents, Limit, RowsLost, SharedValues, Wanted, squares};
 
-/// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
+/// The number of elements that are updated at a time: few enough to be in the first-level cache still when the result
+/// is checked.
 pub(super) const PART: usize = 2048;
 
-/// From so many parts on, an update measures one part in so many: to measure all costs a pass over the block.
+/// A block with at least `LARGE` parts is large. An update of a large block measures one part in `MEASURED_ONE_IN`,
+/// because measuring all parts would cost a pass over the block.
 const LARGE: usize = 16;
 const MEASURED_ONE_IN: u64 = 4;
 
@@ -27,9 +29,11 @@ pub(super) struct Dense {
     weights: Arc<Vec<f32>>,
     /// The arrays of slots, each as long as the weights, back to back.
     slots: Arc<Vec<f32>>,
-    /// The look-ahead weights of the last update; empty if it made none. While they are being sent, the next ones take other memory.
+    /// The look-ahead weights of the last update; empty if it made none. While an answer shares them, the next update
+    /// uses other memory.
     ahead: Arc<Vec<f32>>,
-    /// The average of the weights after the last corrected updates; empty if there is none. An answer that is being sent shares it.
+    /// The average of the weights after the recent corrected updates; empty if there is none. Shared with the answers
+    /// that are being sent.
     average: Arc<Vec<f32>>,
 }
 
@@ -45,12 +49,13 @@ impl Dense {
         }
     }
 
-    /// Forgets what updates by stale gradients have made.
+    /// Drops the look-ahead weights and the average, which only corrected updates make.
     fn forget_stale(&mut self) {
         (self.ahead, self.average) = (Arc::default(), Arc::default());
     }
 
-    /// Returns memory for the look-ahead weights of a step, which is not being sent.
+    /// Returns memory for the look-ahead weights of a step, which is empty if the step makes none. No answer that is
+    /// being sent shares this memory.
     fn memory_for_ahead(&mut self, step: StaleStep) -> Arc<Vec<f32>> {
         let length = step.ahead.map_or(0, |_| self.weights.len());
         let mut memory = std::mem::take(&mut self.ahead);
@@ -208,7 +213,8 @@ impl Contents for Dense {
     }
 }
 
-/// Sums gradients of so many elements, each times its factor, part by part, and hands over each limited sum.
+/// Multiplies each gradient by its factor, and adds the products up part by part. Calls `take` with the range and the
+/// limited sum of each part. A gradient has `elements` elements.
 fn for_each_limited_sum(
     gradients: &[(f32, &Values)],
     elements: usize,
@@ -235,7 +241,7 @@ struct Begun<'a> {
     update: Update,
     weights: &'a mut [f32],
     slots: [&'a mut [f32]; MOST_SLOTS],
-    /// The corrections of an update by a stale gradient.
+    /// The corrections of an update by a stale gradient; `None` for other updates.
     stale: Option<Stale<'a>>,
     /// True while all changed values are finite.
     finite: bool,
@@ -248,7 +254,8 @@ impl Begun<'_> {
         }
     }
 
-    /// Returns whether the step of a part is measured: of a large block, each update measures some parts, and the next one others.
+    /// Returns whether this update measures the step of a part. An update of a large block measures only some parts,
+    /// and the next update measures other parts.
     fn measures(&self, part: usize) -> bool {
         let parts = self.weights.len().div_ceil(PART);
         parts < LARGE || (part as u64 + self.update.number).is_multiple_of(MEASURED_ONE_IN)
@@ -320,22 +327,23 @@ impl Begun<'_> {
     }
 }
 
-/// An update by a gradient of old weights.
+/// The corrections of an update by a stale gradient, and what they compute.
 struct Stale<'a> {
     step: StaleStep,
-    /// The weights of a part before the step; empty if it is not measured.
+    /// The weights of a part before the step; empty if the part is not measured.
     before: Vec<f32>,
-    /// The sums of the squares of the weights before it, and of the step that is made.
+    /// The sum of the squares of the measured weights before the step, and the sum of the squares of the step.
     squares: [f64; 2],
     /// The look-ahead weights; empty if there are none.
     ahead: &'a mut [f32],
     /// The result of [`VariableRule::steps_ahead`]; none if the update makes no look-ahead weights.
     steps_ahead: Option<f32>,
-    /// The average of the weights; empty if it stays as it is.
+    /// The average of the weights; empty if this update does not change it.
     average: &'a mut [f32],
 }
 
-/// Moves an average by this share of the way to the weights. A share of 1 sets it to them, whatever it was.
+/// Moves an average toward the weights by this share of the distance. A share of 1 overwrites the average with the
+/// weights, whatever it was.
 fn move_average(kernel: Kernel, share: f32, weights: &[f32], average: &mut [f32]) {
     if share == 1.0 {
         return average.copy_from_slice(weights);
@@ -350,7 +358,7 @@ fn move_average(kernel: Kernel, share: f32, weights: &[f32], average: &mut [f32]
 /// The number of sums that are added up side by side. It is fixed, so that the result is the same on each machine.
 const LANES: usize = 16;
 
-/// Returns the sums of the squares of weights, and of the step from them.
+/// Returns the sum of the squares of the weights before a step, and the sum of the squares of the step.
 fn squares_of_step(kernel: Kernel, before: &[f32], after: &[f32]) -> [f64; 2] {
     let sums = kernel.run(SquaresOfStep { before, after });
     sums.map(|sums| sums.into_iter().map(f64::from).sum())

@@ -5,32 +5,33 @@ use std::fmt;
 
 use topk::FilteredSpaceSaving;
 
-/// How often the rows of a bucket were read and changed since the bucket is on this server.
+/// How often the rows of a bucket were read and changed since the bucket came to this server.
 #[derive(Default)]
 pub(crate) struct Heat {
-    /// The rows that pulls have read.
+    /// The number of rows that pulls have read. A row counts each time.
     pub(crate) read: u64,
-    /// The rows that had a gradient. Ids that were refused a row count too.
+    /// The number of rows in gradients. A row counts each time. Ids that were refused a row count too.
     pub(crate) updated: u64,
     hottest: Option<Hottest>,
 }
 
-/// The ids with the most gradients, by filtered Space-Saving (Homem and Carvalho, "Finding top-k elements in data streams",
-/// Information Sciences 180, 2010): a count may be too large by the stated error, and is never too small.
+/// The ids with the most gradients, by filtered Space-Saving (Homem and Carvalho, "Finding top-k elements in data
+/// streams", Information Sciences 180, 2010): a count may be too large by the stated error, and is never too small.
 type Hottest = FilteredSpaceSaving<u64>;
 
 /// An id, and how many gradients it has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HotId {
     pub(crate) id: u64,
-    /// At least as many as there were.
+    /// The counted gradients: at least as many as the id has had.
     pub(crate) updates: u64,
     /// The most by which `updates` is too large.
     pub(crate) error: u64,
 }
 
 impl Heat {
-    /// Returns the heat of a bucket that is new here. It keeps at most so many ids; with 0 it counts rows alone.
+    /// Returns the heat of a bucket that is new on this server. It keeps at most `hottest_ids` ids. If this is 0, only
+    /// rows are counted.
     pub(super) fn new(hottest_ids: usize) -> Self {
         Self {
             hottest: (hottest_ids > 0).then(|| Hottest::new(hottest_ids)),
@@ -48,7 +49,7 @@ impl Heat {
         }
     }
 
-    /// Returns the hottest ids, the hottest first; none if ids are not counted.
+    /// Returns the hottest ids, the hottest first; empty if ids are not counted.
     pub(crate) fn hottest(&self) -> Vec<HotId> {
         let all = self.hottest.iter().flat_map(Hottest::iter);
         let mut ids: Vec<HotId> = all

@@ -1,12 +1,14 @@
-//! The updates of a block that are under way at a time.
+//! The updates of a block that are in flight at a time.
 
 use optimizer::{Norms, StaleStep, StaleSteps};
 use shared_proto::ids::Version;
 
-/// The largest staleness that counts, for each worker. A worker that computes ahead has two gradients under way.
+/// The largest staleness that counts, divided by the number of workers. A worker that computes ahead has two gradients
+/// in flight.
 const MOST_FOR_EACH_WORKER: u64 = 4;
 
-/// The updates of a block that are under way at a time. They are not in checkpoints: a few updates show them again.
+/// The updates of a block that are in flight at a time, estimated from the staleness of gradients. Checkpoints do not
+/// have the estimate: a few updates restore it.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     /// The mean staleness of the last updates; none before the first one.
@@ -27,7 +29,7 @@ impl InFlight {
         stale.next(self.corrected, norms, updates, staleness, mean)
     }
 
-    /// Notes the norms of an update, and the version that it has made.
+    /// Records the norms of an update, and the version that the update has made.
     pub(super) fn made(&mut self, version: Version, norms: Norms) {
         self.last = Some((version, norms));
     }
@@ -37,8 +39,9 @@ impl InFlight {
         self.last.map(|(version, _)| version)
     }
 
-    /// Notes the staleness of an update. The mean is over about twice as many updates as there are workers, and begins where each worker
-    /// has one gradient under way. A single gradient that is much older does not count as such.
+    /// Adds the staleness of an update to the mean. The mean is over about twice as many updates as there are workers.
+    /// It begins with the staleness that results if each worker has one gradient in flight. A gradient that is much
+    /// older counts only with the largest staleness, so that it does not distort the mean.
     fn note(&mut self, staleness: u64, workers: usize) {
         let staleness = staleness.min(MOST_FOR_EACH_WORKER * workers as u64);
         let before = self.mean_staleness.unwrap_or(workers as f64 - 1.0);
@@ -50,8 +53,9 @@ impl InFlight {
         self.mean_staleness.unwrap_or_default()
     }
 
-    /// Returns the number of updates under way, this one included. It is at least the number of workers: where one of them is slow, most
-    /// updates are hardly stale, but those of the slow one come upon all others at once.
+    /// Returns the number of updates in flight, including this one. It is at least the number of workers, because the
+    /// mean staleness misleads if one worker is slow: most gradients are then hardly stale, but those of the slow
+    /// worker are very stale.
     fn updates(&self, workers: usize) -> f64 {
         (1.0 + self.mean_staleness()).max(workers as f64)
     }

@@ -3,7 +3,8 @@
 //!
 //! - `contents`: the interface of values and optimizer state; `dense`: those of dense variables; `rows`: those of a
 //!   table's bucket
-//! - `in_flight`: the updates that are under way at a time
+//! - `in_flight`: the updates that are in flight at a time; `row_staleness`: the updates that have changed a row since
+//!   a worker has read it
 //! - `heat`: how often the rows of a bucket are read and changed
 
 mod contents;
@@ -76,7 +77,8 @@ impl SharedBlock {
             + self.watermarks.len() * SAVED_WATERMARK_BYTES
     }
 
-    /// Leaves out rows of a bucket that are in the checkpoint `base`, if the others are known and few.
+    /// Leaves out the rows of a bucket that have not changed since the checkpoint `base`, if the changed rows are known
+    /// and are less than half of all rows.
     pub(crate) fn build_on(&mut self, base: Option<u64>) {
         self.values.build_on(base);
     }
@@ -106,8 +108,8 @@ pub(crate) struct Applied {
     pub(crate) version: Version,
     /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
-    /// The step that the update made. None if the block's steps are never shortened as a whole; rows, for example, have
-    /// a factor each.
+    /// The step that the update made. `None` if the update was not corrected, or if the block's steps are never
+    /// shortened as a whole: rows, for example, have a factor each.
     pub(crate) step: Option<CorrectedStep>,
 }
 
@@ -115,16 +117,16 @@ pub(crate) struct Applied {
 const SAVED_BLOCK_BYTES: usize = 1 << 10;
 const SAVED_WATERMARK_BYTES: usize = 256;
 
-/// The number of watermarks that a block keeps of workers that have left the view; the oldest are dropped
-/// first. They show which updates of a dead worker a checkpoint has.
+/// The number of watermarks that a block keeps for workers that have left the view. The oldest are dropped first. They
+/// show how many updates of a departed worker a checkpoint has.
 const DEPARTED_WATERMARKS: usize = 16;
 
 /// The effect of a staged gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Staging {
-    /// True if it is its sender's first gradient in the step.
+    /// True if this is the sender's first gradient of the step.
     pub(crate) is_first: bool,
-    /// The bytes of the gradient that it has replaced.
+    /// The number of bytes of the gradient that this one has replaced; 0 if there was none.
     pub(crate) replaced_bytes: usize,
 }
 
@@ -176,7 +178,7 @@ impl Block {
         }
     }
 
-    /// Sets initial values, over earlier ones too.
+    /// Sets the initial values, and overwrites earlier values.
     pub(crate) fn initialize(&mut self, values: &Elements, rule: &VariableRule) {
         self.contents.initialize(values, rule);
     }
@@ -191,10 +193,10 @@ impl Block {
         }
     }
 
-    /// Restores a block from a checkpoint. `table` is the table of a bucket.
+    /// Restores a block from a checkpoint. `table` is the bucket's table, or `None` for a dense block.
     ///
     /// # Errors
-    /// If the saved values are not those of such a block.
+    /// If the saved values are not those of a dense block, or not those of a bucket of the table.
     pub(crate) fn restore(
         saved: SavedBlock,
         table: Option<&TableSpec>,
@@ -215,10 +217,10 @@ impl Block {
         Ok(Self::new(contents, saved.version, saved.watermarks))
     }
 
-    /// Adds rows of a checkpoint to a restored bucket, none of which it has.
+    /// Adds rows of a checkpoint to a restored bucket. The bucket must not have any of them yet.
     ///
     /// # Errors
-    /// If they are not rows of such a bucket.
+    /// If they are not rows of this bucket.
     pub(crate) fn add_rows(
         &mut self,
         rows: &SavedRows,
@@ -270,7 +272,7 @@ impl Block {
         self.contents.values(wanted, rule)
     }
 
-    /// Appends the values of the rows of ids, and whether each is there. It changes nothing.
+    /// Appends the values of the rows of `ids`, and for each id whether its row exists. Changes no rows.
     ///
     /// # Errors
     /// If rows on disk cannot be read.
@@ -305,7 +307,8 @@ impl Block {
         &self.watermarks
     }
 
-    /// Notes that a message is taken. `version` is the one that it makes, or on which it is staged.
+    /// Records in the watermarks that a message is taken. `version` is the version that the message makes, or the
+    /// version of the block when the message is staged.
     fn take(&mut self, from: &Origin, version: Version, view: &View) {
         let known = self
             .watermarks
@@ -396,14 +399,15 @@ impl Block {
         rule.has_averages() || self.contents.has_average()
     }
 
-    /// Returns the look-ahead weights of the newest version; none if there are none, and workers compute with the weights as they are.
+    /// Returns the look-ahead weights of the newest version, or `None` if there are none. Workers then compute with the
+    /// weights themselves.
     pub(crate) fn look_ahead(&self, view: &View, rule: &VariableRule) -> Option<Elements> {
         self.stale_steps(view, rule)?;
         let is_newest = self.in_flight.version() == Some(self.version);
         is_newest.then(|| self.contents.look_ahead()).flatten()
     }
 
-    /// Holds a gradient for the commit of its step, in place of an earlier one of its sender.
+    /// Stages a gradient for the commit of its step, in place of an earlier gradient of its sender.
     pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Values) -> Staging {
         self.take(from, self.version, view);
         let clock = from.clock;
@@ -414,9 +418,9 @@ impl Block {
         }
     }
 
-    /// Applies the mean of the contributors' gradients, weighted by samples and summed in their
-    /// order; all that was staged is dropped. `lowered_to` is the factor of the learning rate, and `sum` is scratch memory. A step
-    /// without contributors changes nothing.
+    /// Applies the mean of the contributors' gradients, weighted by samples and added up in the contributors' order,
+    /// and drops all staged gradients. `lowered_to` is a factor of the learning rate, and `sum` is scratch memory. A
+    /// step without contributors changes no values.
     pub(crate) fn commit(
         &mut self,
         commit: &Commit,

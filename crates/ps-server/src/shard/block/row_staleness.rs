@@ -3,26 +3,28 @@
 use optimizer::StaleSteps;
 use shared_proto::table::hash::hash;
 
-/// The number of a bucket's last updates that are told apart.
+/// The number of a bucket's recent updates that are recorded individually.
 const HISTORY: u64 = u32::BITS as u64;
 
-/// The rows that have a cache line together.
+/// The number of rows that share a cache line.
 const WAYS: usize = 8;
 
-/// The rows of an update for each line, and the most lines. With more rows, those of many updates would often be displaced.
+/// The number of an update's rows for which there is one line, and the most lines. With more rows per line, rows would
+/// often be displaced while their recent updates still matter.
 const ROWS_PER_LINE: usize = 2;
 const MOST_LINES: usize = 1 << 14;
 
-/// Which of a bucket's last updates have changed which row. It is a cache: a new row displaces another row of its line, and the next gradient of the
-/// displaced row counts as new. Rows with several changes are displaced last. Checkpoints do not contain it: a few updates restore it.
+/// A record of which of a bucket's recent updates have changed which row. The record is a cache: a new row displaces
+/// another row of its line, and the next gradient of the displaced row counts as fresh. Rows with several changes are
+/// displaced last. Checkpoints do not have the record: a few updates restore it.
 #[derive(Debug)]
 pub(super) struct RowStaleness {
     /// The number of the table's buckets.
     buckets: u64,
-    /// A power of two of them; none before the first update.
+    /// The lines, whose number is a power of two; empty before the first update.
     lines: Vec<Line>,
-    /// The number of the newest update. After 65,535 it is 0, so that a row without changes for so long may be taken for a new one: its next
-    /// step has another factor.
+    /// The number of the newest update, which wraps around to 0 after 65,535. A row that has been unchanged for that
+    /// long may be taken for a recently changed one. Its next step then has a wrong factor.
     number: u16,
     factors: Factors,
 }
@@ -31,7 +33,7 @@ pub(super) struct RowStaleness {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct Line {
-    /// The lowest bits of the hashes of the rows' ids. Rows that have them in common count as one.
+    /// The lowest bits of the hashes of the rows' ids. Rows with equal bits count as one row.
     rows: [u16; WAYS],
     /// The numbers of the last updates that have changed the rows.
     last: [u16; WAYS],
@@ -39,16 +41,16 @@ struct Line {
     histories: [u32; WAYS],
 }
 
-/// The factors of rows that none, one, two and so on of the last updates have changed.
+/// The factor of a row's step, by the number of recent updates that have changed the row.
 #[derive(Debug, Default)]
 struct Factors {
-    /// The corrections and the staleness that they are computed for.
+    /// The corrections and the staleness for which the factors are computed.
     of: Option<(StaleSteps, u64)>,
     by_changes: Vec<f32>,
 }
 
 impl RowStaleness {
-    /// Returns the staleness of the rows of a bucket without updates. Its table has so many buckets.
+    /// Returns the record of a bucket without updates. `buckets` is the number of buckets of its table.
     pub(super) fn new(buckets: u32) -> Self {
         Self {
             buckets: buckets.into(),
@@ -58,8 +60,8 @@ impl RowStaleness {
         }
     }
 
-    /// Notes an update of rows by a gradient with this staleness in updates of the bucket; `ids` are in the order of their hashes. Appends the
-    /// factor of each row's step.
+    /// Records an update of rows by a gradient. `staleness` is the number of updates of the bucket that the gradient
+    /// has missed. `ids` must be in the order of their hashes. Appends the factor of each row's step.
     pub(super) fn note(
         &mut self,
         ids: &[u64],
@@ -88,7 +90,7 @@ impl RowStaleness {
         self.lines = Vec::new();
     }
 
-    /// Makes lines for updates of so many rows. What was noted is forgotten where more are needed.
+    /// Makes enough lines for an update of `rows` rows. Adding lines forgets all earlier updates.
     fn make_lines(&mut self, rows: usize) {
         let wanted = rows.div_ceil(ROWS_PER_LINE).next_power_of_two();
         let wanted = wanted.min(MOST_LINES);
@@ -99,8 +101,8 @@ impl RowStaleness {
 }
 
 impl Line {
-    /// Notes that the update with this number changes a row. Returns the row's history before it: bit n is the update with the number
-    /// `number` - 1 - n.
+    /// Records that update `number` changes a row. Returns the row's history before this update: bit n stands for
+    /// update `number` - 1 - n.
     #[inline]
     fn note(&mut self, row: u16, number: u16) -> u32 {
         let ages = self.last.map(|last| number.wrapping_sub(last));
@@ -121,8 +123,9 @@ impl Line {
         before
     }
 
-    /// Returns the way that a new row takes: of those that have one change or none in their history, the one that was not changed for longest; of all,
-    /// if each has more changes.
+    /// Returns the index of the row that a new row displaces. Rows with at most one change in their history go first,
+    /// and among them the one that has been unchanged for longest. If all rows have more changes, the one that has been
+    /// unchanged for longest goes.
     fn displaced(&self, ages: [u16; WAYS]) -> usize {
         let mut best = (0, 0);
         for (way, age) in ages.into_iter().enumerate() {
@@ -137,8 +140,8 @@ impl Line {
 }
 
 impl Factors {
-    /// Computes the factors for gradients with this staleness. The updates that are too old to be told apart are assumed to have changed a row as
-    /// often as the others.
+    /// Computes the factors for gradients with this staleness. Updates that are too old to be in the history are
+    /// assumed to have changed a row as often as the recorded ones.
     fn compute(&mut self, staleness: u64, stale: StaleSteps) {
         let staleness = staleness.max(HISTORY);
         if self.of == Some((stale, staleness)) {

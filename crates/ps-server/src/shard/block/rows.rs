@@ -22,7 +22,7 @@ use super::row_staleness::RowStaleness;
 /// The options for the rows of a bucket.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BucketStorage<'a> {
-    /// The file for rows for which there is no memory.
+    /// The file for rows that do not fit into memory; `None` if all rows stay in memory.
     pub(crate) file: Option<&'a Arc<RowFile>>,
     /// The number of hottest ids to keep.
     pub(crate) hottest_ids: usize,
@@ -34,12 +34,12 @@ pub(super) struct TableRows {
     bucket: Bucket,
     heat: Heat,
     staleness: RowStaleness,
-    /// Memory for the factors of rows.
+    /// Scratch memory for the factors of rows.
     factors: Vec<f32>,
     dimension: usize,
     counters: Counters,
     counted: Counted,
-    /// The updates' outcomes, since the bucket is here.
+    /// The number of rows created, of ids refused a row, and of rows evicted, since the bucket came to this server.
     created: u64,
     refused: u64,
     evicted: u64,
@@ -47,7 +47,7 @@ pub(super) struct TableRows {
     restored_non_finite: bool,
 }
 
-/// What the metrics count for a bucket.
+/// What the metrics count for a bucket at present.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     bytes: usize,
@@ -105,7 +105,7 @@ impl TableRows {
         rows
     }
 
-    /// Brings the metrics up to the bucket's memory and its rows on disk.
+    /// Updates the metrics of the bucket's memory and of its rows on disk.
     fn count_bytes(&mut self) {
         let rows = self.bucket.rows();
         let now = Counted {
@@ -122,7 +122,8 @@ impl TableRows {
         self.counters.read_from_disk.increment(read);
     }
 
-    /// Sums the gradients of rows, each times its factor. Returns the ids of the limited sum.
+    /// Multiplies the gradients of rows by their factors, adds them up, and limits the sum. Returns the ids of the rows
+    /// in `sum`.
     fn sum(&self, rows: Vec<(f32, &Rows)>, limit: Limit, sum: &mut Vec<f32>) -> Vec<u64> {
         let ids = union(&rows);
         sum.clear();
@@ -134,7 +135,8 @@ impl TableRows {
         ids
     }
 
-    /// Applies the sum of gradients, each times its factor. `factors` are those of the rows' steps.
+    /// Multiplies each gradient by its factor, and applies the limited sum. `factors` has the factor of each row's
+    /// step; it is empty if all are 1. Returns whether all changed values are finite.
     fn apply(
         &mut self,
         gradients: &[(f32, &Values)],
@@ -314,7 +316,8 @@ fn union(lists: &[(f32, &Rows)]) -> Vec<u64> {
     ids
 }
 
-/// Adds the gradients of rows, each times a factor, to sums for `ids`, which has all of their ids in the same order.
+/// Adds the gradients of rows, multiplied by a factor, to `sums`, which has one row for each of `ids`. `ids` includes
+/// the ids of all these rows, in the same order.
 fn add(factor: f32, rows: &Rows, ids: &[u64], dimension: usize, sums: &mut [f32]) {
     let gradients = rows.values.to_vec();
     let mut sums = ids.iter().zip(sums.chunks_exact_mut(dimension));
