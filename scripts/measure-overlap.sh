@@ -31,7 +31,7 @@ name = "multi-worker-mirrored"
 workers = 2
 END
 
-# In a network namespace: the coordinator and two workers without shared memory, so that gradients cross the network.
+# In a network namespace: the coordinator and two workers that listen on ports, so that gradients cross the network.
 cat >"$work/train.sh" <<'END'
 set -euo pipefail
 work=$1 rate=$2 run=$3

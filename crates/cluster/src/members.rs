@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_tuple::{Deserialize_tuple, Serialize_tuple};
 use shared_proto::blocks::ShardServer;
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
@@ -25,8 +25,8 @@ pub(crate) enum Standing {
 
 /// One process of the job. Members and their parts are stored as arrays, without field names, because there may be
 /// thousands of members.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(from = "StoredMember", into = "StoredMember")]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "StoredMember")]
 pub(crate) struct Member {
     pub(crate) task: Task,
     pub(crate) identity: String,
@@ -115,23 +115,24 @@ impl From<StoredMember> for Member {
     }
 }
 
-impl From<Member> for StoredMember {
-    fn from(member: Member) -> Self {
-        let (alive, why) = match member.standing {
-            Standing::Alive => (true, String::new()),
-            Standing::Gone(why) => (false, why),
+impl Serialize for Member {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (alive, why) = match &self.standing {
+            Standing::Alive => (true, ""),
+            Standing::Gone(why) => (false, why.as_str()),
         };
-        (
-            member.task,
-            member.identity,
-            member.address,
-            member.metrics_address,
-            member.process,
-            member.capacity,
+        let stored = (
+            &self.task,
+            &self.identity,
+            &self.address,
+            &self.metrics_address,
+            &self.process,
+            &self.capacity,
             alive,
             why,
-            member.progress,
-        )
+            &self.progress,
+        );
+        stored.serialize(serializer)
     }
 }
 

@@ -3,8 +3,7 @@
 
 use shared_proto::job::RmsProp;
 
-use crate::stale::OF_MOMENTS;
-use crate::stale::carry;
+use crate::stale::{OF_MOMENTS, carry};
 use crate::{Part, Rule, Slots, Update};
 
 impl Rule for RmsProp {

@@ -8,7 +8,6 @@ use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::planted;
-
 use shared_proto::step::{Gradients, Part, PartVersion, Want};
 use shared_proto::table::Rows;
 use shared_proto::task::boxed;

@@ -1,6 +1,7 @@
 //! Registrations, the cut of the shard map, and the lease of the initial values.
 
 use super::*;
+use crate::members::{Member, Standing};
 
 #[test]
 fn the_map_is_cut_when_the_jobs_servers_are_there_and_later_ones_are_spares() {
@@ -89,4 +90,27 @@ fn initialising_is_leased_to_one_life_and_passes_on_when_that_ends() {
     assert!(scene.cluster.finish_initialization(first).is_err());
     scene.cluster.finish_initialization(second).unwrap();
     assert!(scene.cluster.refresh_view().initialized);
+}
+
+/// The text is of a release in which a member had two fields in place of its standing.
+#[test]
+fn a_member_is_stored_as_an_array_of_its_fields() {
+    for (fields, standing) in [
+        ("true,\"\"", Standing::Alive),
+        (
+            "false,\"it has left\"",
+            Standing::Gone("it has left".to_owned()),
+        ),
+    ] {
+        let stored = format!(
+            r#"[{{"id":{{"role":"Worker","index":3}},"generation":2}},"w","w:1","w:2",[7,1,[5]],900,{fields},[4,true,false,6,0,80,10,9,[0.5,0.0,0.0,0.0]]]"#
+        );
+        let member: Member = serde_json::from_str(&stored).unwrap();
+        let (identity, addresses) = (&member.identity, (&member.address, &member.metrics_address));
+        assert_eq!((identity.as_str(), addresses.0.as_str()), ("w", "w:1"));
+        assert_eq!((addresses.1.as_str(), member.capacity), ("w:2", Some(900)));
+        assert_eq!(member.standing, standing);
+        assert_eq!(member.progress.samples, 80);
+        assert_eq!(serde_json::to_string(&member).unwrap(), stored);
+    }
 }

@@ -16,7 +16,7 @@ pub trait Links {
     /// Sends a piece. Waits while too many pieces are on their way.
     async fn send(&self, to: Rank, piece: Bytes) -> Result<(), LinkError>;
 
-    /// Receives the next piece of a peer. If the future is dropped, no piece of less than 16 KiB is lost.
+    /// Receives the next piece of a peer. If the future is dropped, no piece is lost.
     async fn receive(&self, from: Rank) -> Result<Bytes, LinkError>;
 }
 

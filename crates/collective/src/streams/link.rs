@@ -15,6 +15,9 @@ pub(super) const OUTGOING: usize = 4;
 /// The time to wait for the peer's reason after a link has broken.
 const TOLD: Duration = Duration::from_secs(1);
 
+/// The reason why a link has ended that the peer has replaced.
+const SUPERSEDED: &str = "it has opened another link";
+
 /// A stream in each direction between two ranks.
 pub(super) struct Link {
     outgoing: Sender,
@@ -46,9 +49,11 @@ impl Link {
 
     /// Sends a piece. Returns the reason if the link is broken. Calls must not overlap.
     pub(super) async fn send(&self, piece: Bytes) -> Result<(), String> {
-        let message = Ok(Kind::Piece(piece).into());
-        if self.outgoing.send(message).await.is_ok() {
-            return Ok(());
+        let sending = self.outgoing.send(Ok(Kind::Piece(piece).into()));
+        match self.superseded.run_until_cancelled(sending).await {
+            None => return Err(SUPERSEDED.to_owned()),
+            Some(Ok(())) => return Ok(()),
+            Some(Err(_)) => {}
         }
         // The peer may have said why. Its pieces no longer count.
         let told = async {
@@ -73,7 +78,7 @@ impl Link {
             }
         };
         let received = self.superseded.run_until_cancelled(next).await;
-        received.unwrap_or_else(|| Err("it has opened another link".to_owned()))
+        received.unwrap_or_else(|| Err(SUPERSEDED.to_owned()))
     }
 
     /// Ends this side's stream, and returns once the peer has ended its own. A link that is dropped instead may lose pieces that are

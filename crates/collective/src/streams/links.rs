@@ -85,7 +85,7 @@ impl StreamLinks {
     }
 
     /// Opens this rank's links of a star, which connects the rank `center` with each other rank. Omits those that
-    /// [`Self::connect`] opens for the same `root`. The opened links are for signals, and have no shared memory.
+    /// [`Self::connect`] opens for the same `root`. The opened links are for signals.
     ///
     /// # Errors
     /// The rank that cannot be reached.

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use replica::{
     FirstReplica, Held, MirrorState, ReplicaError, SlotShare, StageSteps, StepsMade, ValuesId,
 };
-
 use shared_proto::payload::Elements;
 
 use super::{Kept, Own, PreparedStep};

@@ -23,9 +23,9 @@ use shared_proto::step::Gradients;
 
 use super::Mirrored;
 use super::gradient::{self, SampleCounts, Total};
-use super::held::Held;
 use super::open_step::{Answer, CLOSE};
 use super::ring::{Lost, Ring};
+use super::unpushed::Unpushed;
 use crate::strategy::StrategyError;
 
 /// The most steps that a member misses during one pass. After that the others wait for it.
@@ -68,16 +68,16 @@ impl Backup {
     }
 
     /// Records the outcome of the step at `clock`. `begun` is true if the replica has begun a pass for the step.
-    fn note(&mut self, clock: Clock, outcome: Outcome, begun: bool) -> (Computed, Held) {
+    fn note(&mut self, clock: Clock, outcome: Outcome, begun: bool) -> (Computed, Unpushed) {
         match outcome {
             Outcome::InTime(computed) => {
                 self.late_in_a_row = 0;
-                (computed, Held::InMemory)
+                (computed, Unpushed::InMemory)
             }
             Outcome::Late(means) => {
                 self.late_in_a_row = if begun { self.late_in_a_row + 1 } else { 0 };
                 self.missed = (clock.0..).map(Clock).zip(means).collect();
-                (Computed::late(), Held::Late)
+                (Computed::late(), Unpushed::Late)
             }
         }
     }
@@ -117,10 +117,10 @@ impl Mirrored {
         step: Step,
         is_last: bool,
         replica: &dyn Replica,
-    ) -> Result<(Computed, Held), StrategyError> {
+    ) -> Result<(Computed, Unpushed), StrategyError> {
         let backup = &self.backup;
         if backup.has_missed(step.clock) {
-            return Ok((Computed::late(), Held::Late));
+            return Ok((Computed::late(), Unpushed::Late));
         }
         // A member that was in time does not sit out, so each step has a gradient. In the last step it may have no samples.
         let sits_out = backup.late_in_a_row >= MOST_LATE_IN_A_ROW && !is_last;
@@ -156,10 +156,12 @@ impl Mirrored {
     /// Makes a step in which this member was late, with the mean gradient of the others.
     pub(super) async fn make_missed(
         &mut self,
+        clock: Clock,
         made: StepsMade,
         mirror: &dyn Mirror,
     ) -> Result<(), StrategyError> {
-        let Some((_, mean)) = self.backup.missed.pop_front() else {
+        let missed = self.backup.missed.pop_front();
+        let Some((_, mean)) = missed.filter(|(missed, _)| *missed == clock) else {
             let why = "the ring of a late step is over";
             return Err(StrategyError::Abandoned(why.to_owned()));
         };

@@ -8,7 +8,7 @@
 //! - `agreed`: the agreement of a ring's members about buckets and devices, and what this member waits for
 //! - `shares`: the optimizer's state, shared out among the members
 //! - `stages`: a model in stages on several members
-//! - `held`: the kinds of steps, and the place of a step's gradients until they are pushed
+//! - `unpushed`: the kinds of steps, and the place of a step's gradients until they are pushed
 //! - `devices`: gradients that stay on the members' devices, and are added up there
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `backup`: steps that do not wait for the slowest members
@@ -22,13 +22,13 @@ mod checkpoints;
 mod counters;
 mod devices;
 mod gradient;
-mod held;
 mod open_step;
 mod ring;
 mod shares;
 mod signals;
 mod stages;
 mod together;
+mod unpushed;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,9 +55,9 @@ use self::buckets::{Buckets, Summed};
 use self::checkpoints::Checkpoints;
 use self::counters::RingCounters;
 use self::devices::device;
-use self::held::{Held, StepKind};
 use self::ring::Ring;
 use self::shares::Shares;
+use self::unpushed::{StepKind, Unpushed};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::register;
@@ -102,7 +102,7 @@ pub struct Mirrored {
     memory: Vec<Vec<f32>>,
     buckets: Arc<Buckets>,
     /// The gradients of the computed step that is not pushed yet, with the step's clock.
-    held: Option<(Clock, Held)>,
+    unpushed: Option<(Clock, Unpushed)>,
     /// The failures of the members' devices since they last added up gradients.
     device_failures: Vec<ReplicaError>,
     /// The member that was lost when the last ring ended.
@@ -191,7 +191,7 @@ impl Mirrored {
             backup: Backup::new(job.strategy.backup_workers.unwrap_or(0)),
             memory: Vec::new(),
             buckets: Arc::new(buckets),
-            held: None,
+            unpushed: None,
             device_failures: Vec::new(),
             lost: None,
             skipped: None,
@@ -330,35 +330,35 @@ impl Strategy for Mirrored {
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
         // The step before may have been abandoned.
-        self.held = None;
+        self.unpushed = None;
         let mirror = mirror(replica)?;
         let clock = step.clock;
-        let (computed, held) = match self.kind_of_step(&positions, mirror) {
+        let (computed, unpushed) = match self.kind_of_step(&positions, mirror) {
             StepKind::Synchronised => {
                 let computed = self.compute_together(positions, step, mirror).await?;
-                (computed, Held::InMemory)
+                (computed, Unpushed::InMemory)
             }
             StepKind::OnDevice(device) => {
                 let computed = device.compute_on_device(positions, step).await?;
-                (computed, Held::OnDevice)
+                (computed, Unpushed::OnDevice)
             }
             StepKind::InBuckets => {
                 let computed = self.compute_in_buckets(positions, step, replica).await?;
-                (computed.0, Held::InBuckets(computed.1))
+                (computed.0, Unpushed::InBuckets(computed.1))
             }
             StepKind::UnlessLate => {
                 let is_last = next.is_none();
                 self.compute_unless_late(positions, step, is_last, replica)
                     .await?
             }
-            StepKind::Nothing => (Computed::nothing(), Held::InMemory),
+            StepKind::Nothing => (Computed::nothing(), Unpushed::InMemory),
             StepKind::InStages => {
                 let computed = self.compute_in_stages(positions, step, mirror).await?;
-                (computed, Held::InMemory)
+                (computed, Unpushed::InMemory)
             }
-            StepKind::Whole => (replica.compute(positions, step).await?, Held::InMemory),
+            StepKind::Whole => (replica.compute(positions, step).await?, Unpushed::InMemory),
         };
-        self.held = Some((clock, held));
+        self.unpushed = Some((clock, unpushed));
         Ok(computed)
     }
 
@@ -376,10 +376,10 @@ impl Strategy for Mirrored {
             clock: clock.next(),
         };
         let mirror = mirror(replica)?;
-        let mut held = self.take_held(clock, samples, mirror)?;
+        let mut unpushed = self.take_unpushed(clock, samples, mirror)?;
         let finite = gradients.norm.is_finite();
         if !finite {
-            gradients = held.take_back(gradients, samples, mirror).await?;
+            gradients = unpushed.take_back(gradients, samples, mirror).await?;
         }
         let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
         let problem = (!finite).then(not_finite);
@@ -392,12 +392,12 @@ impl Strategy for Mirrored {
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };
         let step = (gradients, samples, made);
-        match held {
-            Held::Late => self.make_missed(made, mirror).await?,
-            Held::InGroup => self.make_step_on_devices(samples, made, mirror).await?,
-            Held::OnDevice if samples > 0 => device(mirror)?.update_on_device(made).await?,
-            Held::InBuckets(summed) => self.make_step(Some(summed), step, replica).await?,
-            Held::OnDevice | Held::InMemory => self.make_step(None, step, replica).await?,
+        match unpushed {
+            Unpushed::Late => self.make_missed(clock, made, mirror).await?,
+            Unpushed::InGroup => self.make_step_on_devices(samples, made, mirror).await?,
+            Unpushed::OnDevice if samples > 0 => device(mirror)?.update_on_device(made).await?,
+            Unpushed::InBuckets(summed) => self.make_step(Some(summed), step, replica).await?,
+            Unpushed::OnDevice | Unpushed::InMemory => self.make_step(None, step, replica).await?,
         }
         match problem {
             None => Ok(Pushing::done(Pushed::default())),

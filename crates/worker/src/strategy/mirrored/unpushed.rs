@@ -30,7 +30,7 @@ pub(super) enum StepKind<'a> {
 }
 
 /// The place of the gradients of a computed step.
-pub(super) enum Held {
+pub(super) enum Unpushed {
     /// They are in the worker's memory.
     InMemory,
     /// They are in buckets, of which all but the last are added up.
@@ -43,7 +43,7 @@ pub(super) enum Held {
     Late,
 }
 
-impl Held {
+impl Unpushed {
     /// Returns the gradients of a step with values that are not finite. Fetches those of the variables from the replica
     /// if buckets or the device hold them. Gradients in buckets no longer count.
     pub(super) async fn take_back(
@@ -87,22 +87,24 @@ impl Mirrored {
     }
 
     /// Takes the gradients of the step at `clock`, which has `samples` samples.
-    pub(super) fn take_held(
+    pub(super) fn take_unpushed(
         &mut self,
         clock: Clock,
         samples: u64,
         mirror: &dyn Mirror,
-    ) -> Result<Held, StrategyError> {
-        let held = self.held.take();
-        let held = held.filter(|(computed, _)| *computed == clock);
-        let held = held.map_or(Held::InMemory, |(_, held)| held);
+    ) -> Result<Unpushed, StrategyError> {
+        let unpushed = self.unpushed.take();
+        let unpushed = unpushed.filter(|(computed, _)| *computed == clock);
+        let unpushed = unpushed.map_or(Unpushed::InMemory, |(_, unpushed)| unpushed);
         let in_group = self.ring.as_ref().is_some_and(Ring::has_device_group);
         let stays = self.device_steps(mirror).is_some();
-        match (held, in_group) {
-            (Held::OnDevice, true) if stays => Ok(Held::InGroup),
-            (Held::InMemory, true) if stays && samples == 0 => Ok(Held::InGroup),
-            (Held::OnDevice, false) if stays => Ok(Held::OnDevice),
-            (held @ (Held::InMemory | Held::InBuckets(_) | Held::Late), false) => Ok(held),
+        match (unpushed, in_group) {
+            (Unpushed::OnDevice, true) if stays => Ok(Unpushed::InGroup),
+            (Unpushed::InMemory, true) if stays && samples == 0 => Ok(Unpushed::InGroup),
+            (Unpushed::OnDevice, false) if stays => Ok(Unpushed::OnDevice),
+            (unpushed @ (Unpushed::InMemory | Unpushed::InBuckets(_) | Unpushed::Late), false) => {
+                Ok(unpushed)
+            }
             _ => {
                 let why = "the ring has changed since the step was computed";
                 Err(StrategyError::Abandoned(why.to_owned()))
