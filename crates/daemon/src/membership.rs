@@ -298,7 +298,9 @@ impl Membership {
             .await;
     }
 
-    /// Gives the lease back, and reports the error that keeps this worker from working.
+    /// Deregisters this process, and tells the coordinator why it cannot work. With
+    /// [`wire::WorkerFailure::Unspecified`] and an error, the job fails; with any other failure, it continues without this
+    /// process. An empty error means that nothing is wrong.
     #[boxed]
     pub async fn leave_because(self, failure: wire::WorkerFailure, error: &str) {
         let request = wire::LeaveRequest {

@@ -234,7 +234,8 @@ impl<'a> Beside<'a> {
         }
     }
 
-    /// Returns whether the run directory has the summary of a run that has ended.
+    /// Returns whether the run has ended, which its summary shows. It is called only while there is no checkpoint: a run that
+    /// has ended will not write one.
     fn has_failed(&self) -> bool {
         let run = Path::new(&self.arguments.location);
         run.join(run_dir::SUMMARY).exists()

@@ -46,8 +46,8 @@ const LARGEST_SHARE: f64 = 1.0 / 8.0;
 /// memory traffic, and would hardly be better.
 const POINTS: u64 = 16;
 
-/// The exponent of steps that are proportional to the gradient: the mean of n gradients moves the weights by 1/n of
-/// what their sum does.
+/// The exponent of [`StaleSteps`] for optimizers with steps that are proportional to the gradient. The mean of n gradients
+/// moves the weights 1/n as far as their sum, so a step with n updates in flight is scaled by no less than 1/n.
 pub(crate) const OF_A_MEAN: f64 = 1.0;
 
 /// The exponent of steps that are divided by the root of a mean of squares. A single gradient is noisier than the mean

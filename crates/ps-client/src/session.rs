@@ -75,7 +75,8 @@ struct State {
     acknowledged: PushLedger,
     /// The number of outcomes that this stream has asked for and not received.
     open_questions: usize,
-    /// Losses that the outcomes so far have shown, and that are not reported yet.
+    /// The acknowledged updates that the restored shard lacks, according to the answers to `AskOutcome` so far, and that are
+    /// not yet reported to the coordinator.
     lost: Option<Lost>,
     /// The number of reports of losses that the coordinator has not taken yet.
     reports: usize,

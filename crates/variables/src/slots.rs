@@ -80,7 +80,8 @@ impl Places {
         }))
     }
 
-    /// Creates the places of variables, each given by its number of elements, 0 if it is frozen, and its slots.
+    /// Lays variables out one after the other. Each item is a variable's number of elements (0 for a frozen variable) and its
+    /// slots.
     fn new(variables: impl Iterator<Item = (usize, Slots)>) -> Self {
         let mut end = 0;
         let (elements, slots) = variables

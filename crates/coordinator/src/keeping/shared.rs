@@ -140,8 +140,8 @@ impl Shared {
         self.ask_and_settle(on_fast_path, at_once).await
     }
 
-    /// Counts finished steps on the fast path. Wakes waiting calls only if the call has left the fast path. `at_once`
-    /// is as in [`Self::ask_fast_quietly`].
+    /// Runs `count` on the cluster's fast path. Wakes waiting calls if `count` has left the fast path. If `at_once` accepts
+    /// the answer, does not wait until the changes of other calls are persisted, so the answer must not reveal these changes.
     pub(crate) async fn count_steps<T>(
         self: &Arc<Self>,
         count: impl FnOnce(&mut Cluster, Instant) -> T,

@@ -186,8 +186,9 @@ impl Table {
         pushed.map_err(|problem| rows.place(sample).wrong(problem))
     }
 
-    /// Adds the next samples' cells to a column of numbers if all of the values are numbers and none is a text or
-    /// missing. Otherwise adds nothing and returns false.
+    /// Fast path of [`Self::push`] for many samples: appends the values if the column is an input of numbers (not dates, and
+    /// not the weight) and each value is a finite number. A text such as "3" does not count as a number here. Otherwise
+    /// appends nothing and returns false.
     pub(crate) fn extend<'v>(
         &mut self,
         column: usize,
@@ -355,7 +356,7 @@ impl Table {
         }
     }
 
-    /// Returns the weight of each sample; none if the table has no weights, and all samples count alike.
+    /// Returns the weight of each sample. Returns `None` if the table has no column of weights; all samples then count alike.
     pub(crate) fn weights(&self) -> Option<Vec<f32>> {
         let is_weight = |column: &&Named| matches!(column.role, Role::Weight);
         match self

@@ -38,7 +38,7 @@ pub struct Progress {
 /// A fall of the learning rate on a plateau.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
-    /// The pass over the data after which the rate fell, from 1.
+    /// The epoch after which the learning rate fell, counted from 1.
     pub epoch: u32,
     /// The number of steps before the fall, summed over workers.
     pub steps: u64,

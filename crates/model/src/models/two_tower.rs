@@ -41,8 +41,9 @@ const LEAST: f64 = 1e-6;
 /// of the batch. So the loss depends on which samples are in the same batch. Frequent items occur more often as
 /// alternatives, so the logarithm of an item's share of the samples is subtracted from its scores (section 3 there; the
 /// shares are moving averages). An item that occurs more than once in a batch is never an alternative to itself. Two
-/// items are the same if their inputs have the same ids. Only inputs with the same number of ids in each sample count,
-/// so one of these must identify the item; numbers and lists do not count.
+/// items are the same if they have the same ids. The comparison ignores inputs that are numbers or lists of ids, so the
+/// other inputs of the item must identify it together. If there are none, each sample counts as a different item, and
+/// scores are not corrected for frequency.
 ///
 /// Settings in `model.options`: `item`, the names of the item's inputs (all other inputs are the query's);
 /// `temperature` (0.05); `recall` (10). The metric `recall_10` is the share of held-out samples whose item is among the

@@ -91,10 +91,10 @@ impl Pipeline {
         Self::build_on(job, Places::new(&job.strategy, devices)?, build)
     }
 
-    /// Does the same as [`Self::build`], for stages in these places.
+    /// Builds a job's model, and cuts it into stages on the devices that `places` assigns.
     ///
     /// # Errors
-    /// The same.
+    /// Those of [`Self::build`].
     pub(super) fn build_on(
         job: &Job,
         places: Places,

@@ -183,7 +183,7 @@ pub struct Evaluated {
 /// replaced, and counts a step only if it was made in the newest epoch.
 #[async_trait]
 pub trait Reconciled: Send {
-    /// Returns the epoch in which the strategy has reconciled at present.
+    /// Returns the newest epoch in which the strategy has finished reconciling. Does not wait.
     fn epoch(&self) -> Epoch;
 
     /// Waits until the strategy has reconciled in this epoch or a later one.
