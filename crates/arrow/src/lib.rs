@@ -160,11 +160,11 @@ fn beyond(array: &dyn Array, to: &CellWriter) -> InputError {
     })
 }
 
-/// Returns the value in a row, which must not be null. None for a decimal with too many digits, and for bytes that are
+/// Returns the value in a row, which must not be null. `None` for a decimal with too many digits, and for bytes that are
 /// not UTF-8.
 type Reader<'a> = Box<dyn Fn(usize) -> Option<Cell<'a>> + 'a>;
 
-/// Returns a function that reads the values of an array; none if the type of the array is not supported.
+/// Returns a function that reads the values of an array; `None` if the type of the array is not supported.
 fn reader(array: &dyn Array) -> Option<Reader<'_>> {
     const SECOND: i128 = 1_000_000_000;
     Some(match array.data_type() {

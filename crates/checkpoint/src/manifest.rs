@@ -190,7 +190,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the number of elements of a block; none if there is no such block.
+    /// Returns the number of elements of a block; `None` if there is no such block.
     pub fn elements(&self, id: BlockId) -> Option<u64> {
         let variable = self.variables.get(id.variable as usize)?;
         let start = u64::from(id.index).checked_mul(self.block_elements)?;

@@ -35,7 +35,7 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// Returns the rows; none for a dense block.
+    /// Returns the rows; `None` for a dense block.
     pub fn into_rows(self) -> Option<SavedRows> {
         match self {
             Self::Older(_, rows) => Some(rows),

@@ -97,7 +97,7 @@ impl SavedValues {
         matches!(self, Self::Rows(rows) if rows.changes.is_some())
     }
 
-    /// Returns the weights of a dense block; none for rows.
+    /// Returns the weights of a dense block; `None` for rows.
     pub fn weights(&self) -> Option<&Bytes> {
         match self {
             Self::Dense { weights, .. } => Some(weights),

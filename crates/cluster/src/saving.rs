@@ -122,7 +122,7 @@ pub(super) struct Saving {
     /// The checkpoint that is being written at present. It is unset once the checkpoint is written or given up, so that
     /// a server that joins later does not write values that it does not have.
     pub(super) at_work: Option<AtWork>,
-    /// The time and the number of steps when the newest checkpoint was begun. None if the next one must not wait for
+    /// The time and the number of steps when the newest checkpoint was begun. `None` if the next one must not wait for
     /// the job's interval, for example after a failure.
     pub(super) begun: Option<(Instant, u64)>,
     /// The newest checkpoint that this process has written, on which the next one may build; `None` for a model without

@@ -26,7 +26,7 @@ pub struct RunningCluster {
     pub coordinator: SocketAddr,
     /// The run directory.
     pub run_dir: PathBuf,
-    /// The URL of the coordinator's live page; none if it serves none.
+    /// The URL of the coordinator's live page; `None` if it serves none.
     #[serde(default)]
     pub page: Option<String>,
     /// True if calls must be encrypted.
@@ -157,7 +157,7 @@ fn check(folder: &Path) -> io::Result<()> {
     ))
 }
 
-/// Reads the file of a coordinator. Returns none if the content is not valid. If the coordinator no longer runs,
+/// Reads the file of a coordinator. Returns `None` if the content is not valid. If the coordinator no longer runs,
 /// deletes the file and returns none.
 fn read(path: &Path) -> Option<RunningCluster> {
     let file = File::open(path).ok()?;

@@ -37,9 +37,9 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 /// port 0 reads them there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The address on which the role listens; none for a role that does not listen.
+    /// The address on which the role listens; `None` for a role that does not listen.
     pub address: Option<Listen>,
-    /// The address of the process's page for browsers; none if the process serves none.
+    /// The address of the process's page for browsers; `None` if the process serves none.
     pub page: Option<SocketAddr>,
     /// The address of the process's metrics.
     pub metrics: SocketAddr,
@@ -88,7 +88,7 @@ impl Ready {
         }
     }
 
-    /// Reads a line of this kind; none for any other line.
+    /// Reads a line of this kind; `None` for any other line.
     pub fn parse(line: &str) -> Option<Self> {
         if let Ok(object) = serde_json::from_str::<ReadyObject>(line) {
             let address = object.listening.map(|address| address.parse());

@@ -57,7 +57,7 @@ pub struct Membership {
     /// The run directory of a submitted job, relative to the coordinator's folder; empty for a job that the coordinator
     /// was started with.
     pub run_folder: String,
-    /// The location of the checkpoints, and the run that owns it; none without checkpoints.
+    /// The location of the checkpoints, and the run that owns it; `None` without checkpoints.
     pub checkpoints: Option<(String, String)>,
     /// The key of receipts; servers only.
     pub receipt_key: Option<ReceiptKey>,
@@ -78,7 +78,7 @@ enum Standing {
 }
 
 impl Standing {
-    /// Returns the error of a process that has lost its lease or whose job has failed; none for a member.
+    /// Returns the error of a process that has lost its lease or whose job has failed; `None` for a member.
     fn error(&self) -> Option<MembershipError> {
         match self {
             Self::Member => None,
@@ -112,7 +112,7 @@ pub struct Registration {
     pub address: String,
     /// The address of the process's metrics. The host 0.0.0.0 has the same meaning here.
     pub metrics_address: String,
-    /// The values that a returning server still has; none for other processes.
+    /// The values that a returning server still has; `None` for other processes.
     pub holding: Option<wire::Holding>,
     /// Servers only: the size in bytes of the values for which the server has memory; 0 if it is not known.
     pub capacity_bytes: u64,

@@ -54,7 +54,7 @@ pub fn lower_priority() {
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// Returns the runtime for work in the background, which lives as long as the process; none if it could not be started.
+/// Returns the runtime for work in the background, which lives as long as the process; `None` if it could not be started.
 fn background() -> Option<&'static Runtime> {
     static BACKGROUND: OnceLock<Option<Runtime>> = OnceLock::new();
     let start = || {

@@ -42,7 +42,7 @@ pub struct Process {
     metrics: SocketAddr,
     /// The readiness that `/readyz` shows; not ready at first.
     pub readiness: Readiness,
-    /// The action once the job has ended; none if the settings name none.
+    /// The action once the job has ended; `None` if the settings name none.
     pub after_job: Option<AfterJob>,
     /// The credentials of this process, and those that it demands of its callers.
     pub security: Security,
@@ -138,7 +138,7 @@ pub enum After<'a> {
     Unable {
         /// The coordinator.
         coordinator: &'a Coordinator,
-        /// The run in which the process cannot take part; none if it was not a member.
+        /// The run in which the process cannot take part; `None` if it was not a member.
         run: Option<RunNumber>,
         /// The time after which the process tries to take part in the same run again, as if it had been restarted.
         again: Duration,
@@ -148,7 +148,7 @@ pub enum After<'a> {
 }
 
 impl After<'_> {
-    /// Returns the error that has kept the process from finishing its job; none if the job is done.
+    /// Returns the error that has kept the process from finishing its job; `None` if the job is done.
     fn error(&self) -> Option<&dyn Display> {
         match self {
             Self::Done(_) => None,

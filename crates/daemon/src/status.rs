@@ -110,7 +110,7 @@ fn task_json(status: &wire::TaskStatus) -> Value {
     })
 }
 
-/// Returns one word for the failure that keeps a worker from working; none if it can work.
+/// Returns one word for the failure that keeps a worker from working; `None` if it can work.
 pub fn failure(status: &wire::TaskStatus) -> Option<String> {
     let name = status.failure().as_str_name();
     let name = name.strip_prefix("WORKER_FAILURE_").unwrap_or(name);

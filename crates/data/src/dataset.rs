@@ -22,7 +22,7 @@ pub struct Dataset {
     pub evaluation: Box<dyn Samples>,
     /// The fields of each sample.
     pub signature: Signature,
-    /// The fitted parameters of columns, and the meaning of labels; none for data without either.
+    /// The fitted parameters of columns, and the meaning of labels; `None` for data without either.
     pub transforms: Option<Fitted>,
 }
 

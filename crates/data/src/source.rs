@@ -75,7 +75,7 @@ pub enum Purpose<'a> {
 }
 
 impl<'a> Purpose<'a> {
-    /// Returns the parameters that were fitted in training; none if this is the training.
+    /// Returns the parameters that were fitted in training; `None` if this is the training.
     pub(crate) fn fitted(self) -> Option<&'a Fitted> {
         match self {
             Self::Training => None,
@@ -100,7 +100,7 @@ impl<'a> DataSetup<'a> {
         u64::from(self.settings.shuffle_mebibytes) << 20
     }
 
-    /// Returns a whole number in `data.options`; none if it is not set.
+    /// Returns a whole number in `data.options`; `None` if it is not set.
     ///
     /// # Errors
     /// [`InputError::Invalid`] if the value is not a whole number, or is negative.
@@ -109,7 +109,7 @@ impl<'a> DataSetup<'a> {
         self.option(key, number, "a whole number, at least 0")
     }
 
-    /// Returns a number in `data.options`; none if it is not set.
+    /// Returns a number in `data.options`; `None` if it is not set.
     ///
     /// # Errors
     /// [`InputError::Invalid`] if the value is not a number.
@@ -118,7 +118,7 @@ impl<'a> DataSetup<'a> {
         self.option(key, number, "a number")
     }
 
-    /// Returns a boolean in `data.options`; none if it is not set.
+    /// Returns a boolean in `data.options`; `None` if it is not set.
     ///
     /// # Errors
     /// [`InputError::Invalid`] if the value is neither `true` nor `false`.
@@ -126,7 +126,7 @@ impl<'a> DataSetup<'a> {
         self.option(key, Value::as_bool, "true or false")
     }
 
-    /// Returns a text in `data.options`; none if it is not set.
+    /// Returns a text in `data.options`; `None` if it is not set.
     ///
     /// # Errors
     /// [`InputError::Invalid`] if the value is not a text.

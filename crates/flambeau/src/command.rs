@@ -62,7 +62,7 @@ pub(crate) struct FinishedRun {
     weights: PathBuf,
     /// The location of the checkpoints. The last checkpoint has the rows of tables that belong to the final weights.
     checkpoints: String,
-    /// The parameters that were fitted to the training data; none if the run directory has no file of them.
+    /// The parameters that were fitted to the training data; `None` if the run directory has no file of them.
     fitted: Option<Fitted>,
 }
 

@@ -63,7 +63,7 @@ fn listed(gpus: &Gpus) -> &[Gpu] {
     }
 }
 
-/// Describes why no GPU can be used; none if one is listed.
+/// Describes why no GPU can be used; `None` if one is listed.
 fn problem(gpus: &Gpus) -> Option<String> {
     match gpus {
         Gpus::NotBuilt { present: 0 } => Some(format!(

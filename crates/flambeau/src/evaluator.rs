@@ -175,11 +175,11 @@ struct Beside<'a> {
     arguments: &'a Arguments,
     registry: &'a Registry,
     device: Device,
-    /// The number of the newest checkpoint of `run` that was evaluated; none if none was.
+    /// The number of the newest checkpoint of `run` that was evaluated; `None` if none was.
     done: Option<u64>,
     /// The run that wrote the newest checkpoint; empty until a checkpoint is found.
     run: String,
-    /// The evaluator with the model of the run; none until a checkpoint is read.
+    /// The evaluator with the model of the run; `None` until a checkpoint is read.
     evaluator: Option<Evaluator>,
 }
 
@@ -195,7 +195,7 @@ impl<'a> Beside<'a> {
         }
     }
 
-    /// Returns the file for the results. By default it is in the run directory; none if the location is not a run
+    /// Returns the file for the results. By default it is in the run directory; `None` if the location is not a run
     /// directory.
     fn record(&self) -> Option<PathBuf> {
         let run = Path::new(&self.arguments.location);
@@ -314,7 +314,7 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// Returns the number of the newest checkpoint of a run for which `record` has a result; none if it has none. Lines
+/// Returns the number of the newest checkpoint of a run for which `record` has a result; `None` if it has none. Lines
 /// that were cut short when the process was killed are skipped.
 fn last_of(record: &Path, run: &str) -> Result<Option<u64>, CommandError> {
     match std::fs::read_to_string(record) {

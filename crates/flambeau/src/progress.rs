@@ -23,7 +23,7 @@ pub(crate) struct Progress {
     whole: ProgressBar,
     workers: BTreeMap<u32, ProgressBar>,
     evaluations: usize,
-    /// The newest data epoch with an evaluation that was shown; none before the first.
+    /// The newest data epoch with an evaluation that was shown; `None` before the first.
     shown: Option<u32>,
     pace: Pace,
     quiet: bool,
@@ -188,7 +188,7 @@ fn whole_line(status: &wire::Status, left: Option<f64>) -> String {
     line
 }
 
-/// Returns the first metric of an evaluation by name, except the loss, as a part of a message; none if it has no other.
+/// Returns the first metric of an evaluation by name, except the loss, as a part of a message; `None` if it has no other.
 fn newest_metric(evaluation: &wire::EvaluationReport) -> Option<String> {
     let metrics = evaluation.metrics.iter();
     let (name, value) = metrics

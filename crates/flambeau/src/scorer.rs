@@ -24,7 +24,7 @@ use crate::command::{FinishedRun, Weights};
 pub struct Scoring {
     /// The run directory, of which job.toml and, for data with columns, transforms.json are read.
     pub run_dir: PathBuf,
-    /// The data with the samples to score, as for `flambeau predict`; none for the held-out samples of generated data.
+    /// The data with the samples to score, as for `flambeau predict`; `None` for the held-out samples of generated data.
     pub data: Option<PathBuf>,
     /// The safetensors file of the weights. `flambeau checkpoint export` writes it for a run that has not ended.
     pub weights: PathBuf,

@@ -24,7 +24,7 @@ pub struct Stages {
 /// The blocks and variables that a model has asked for while it was built.
 #[derive(Debug, Default)]
 struct Asked {
-    /// The number of the model's blocks; none if the model has not asked for the variables of a block.
+    /// The number of the model's blocks; `None` if the model has not asked for the variables of a block.
     blocks: Option<usize>,
     /// The stage of each variable.
     variables: BTreeMap<String, usize>,
@@ -103,7 +103,7 @@ impl Stages {
     }
 
     /// Returns the model's number of blocks, and the stage of each variable that the model has asked for. The number is
-    /// none if the model has not asked for the variables of a block.
+    /// `None` if the model has not asked for the variables of a block.
     #[doc(hidden)]
     pub fn asked(&self) -> (Option<usize>, BTreeMap<String, usize>) {
         let asked = self.asked.lock();

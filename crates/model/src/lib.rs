@@ -337,7 +337,7 @@ pub trait Model: Send + Sync + 'static {
     }
 
     /// Returns this model's name for a variable that files of another program call `foreign`, so that `model.init_from`
-    /// can read its values; none if there is no such variable. By default, no foreign name is known.
+    /// can read its values; `None` if there is no such variable. By default, no foreign name is known.
     fn name_of(&self, _foreign: &str) -> Option<String> {
         None
     }

@@ -16,7 +16,7 @@ pub struct Objective {
     pub metrics: Vec<metrics::Name>,
     /// The number of outputs that a model returns for each sample; 0 if the loss is the model's own.
     pub outputs: usize,
-    /// The standardisation of the target; none if the model learns the labels as they are, or if the loss is the
+    /// The standardisation of the target; `None` if the model learns the labels as they are, or if the loss is the
     /// model's own. Metrics and predictions are in the unit of the labels; the loss is not.
     pub scale: Option<Scale>,
 }

@@ -14,7 +14,7 @@ pub(crate) struct Scores {
     outputs: Vec<f32>,
     /// The target of each sample.
     pub(super) targets: Vec<f32>,
-    /// The weight of each sample of the batch; none if all samples have the same weight.
+    /// The weight of each sample of the batch; `None` if all samples have the same weight.
     weights: Option<Vec<f32>>,
     /// The number of values in the target of a sample of the batch.
     of_target: usize,

@@ -74,7 +74,7 @@ pub struct Part<'a> {
     pub gradient: &'a [LeF32],
     /// The slots. The first [`Slots::count`] arrays are as long as the weights, the others are not in use.
     pub slots: [&'a mut [f32]; MOST_SLOTS],
-    /// The look-ahead weights, which the update computes; none if they are not needed.
+    /// The look-ahead weights, which the update computes; `None` if they are not needed.
     pub ahead: Option<LookAhead<'a>>,
 }
 

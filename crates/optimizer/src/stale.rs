@@ -76,9 +76,9 @@ pub struct StaleStep {
     pub factor: f32,
     /// The factor that the step would have in sync mode, where a step is the mean of the gradients in flight.
     pub synchronous_factor: f64,
-    /// The number of updates by which look-ahead weights are ahead; none if there are no look-ahead weights.
+    /// The number of updates by which look-ahead weights are ahead; `None` if there are no look-ahead weights.
     pub ahead: Option<f64>,
-    /// The share of the new weights in their average; none if this step does not change the average.
+    /// The share of the new weights in their average; `None` if this step does not change the average.
     pub average: Option<f32>,
 }
 
@@ -107,7 +107,7 @@ impl StaleStep {
 
 impl StaleSteps {
     /// Returns the corrections of a variable of this kind, in a job that expects `total_updates` updates of each block;
-    /// none if the variable's steps are not corrected.
+    /// `None` if the variable's steps are not corrected.
     pub(crate) fn new(
         job: &Job,
         optimizer: &Optimizer,
@@ -157,7 +157,7 @@ impl StaleSteps {
         })
     }
 
-    /// Returns the corrections of the rows of a table; none if their steps are not corrected.
+    /// Returns the corrections of the rows of a table; `None` if their steps are not corrected.
     pub(crate) fn of_rows(job: &Job, optimizer: &RowOptimizer) -> Option<Self> {
         let exponent = match optimizer {
             RowOptimizer::Sgd(_) => OF_A_MEAN,
@@ -200,7 +200,7 @@ impl StaleSteps {
         }
     }
 
-    /// Returns the share of the weights after a step in their average; none if the step does not change the average.
+    /// Returns the share of the weights after a step in their average; `None` if the step does not change the average.
     /// Until the window is full, the average is the mean of all added weights; after that, it is exponential.
     fn average(self, number: u64) -> Option<f32> {
         let every = self.window.div_ceil(POINTS).max(1);

@@ -15,13 +15,13 @@ use crate::{Part, Rule, Slots, StaleSteps, Update, rule};
 pub struct VariableRule {
     optimizer: Optimizer,
     rule: Box<dyn Rule>,
-    /// The share of a moving average that remains in an update; none if there are no averages.
+    /// The share of a moving average that remains in an update; `None` if there are no averages.
     ema_decay: Option<f32>,
     learning_rate: f32,
     schedule: Schedule,
     /// The number of updates that the job expects.
     total_updates: u64,
-    /// The learning rate below which the job's `plateau` does not lower a rate; none for a variable that has no
+    /// The learning rate below which the job's `plateau` does not lower a rate; `None` for a variable that has no
     /// optimizer.
     lowest_rate: Option<f32>,
     stale: Option<StaleSteps>,
@@ -85,7 +85,7 @@ impl VariableRule {
         &self.optimizer
     }
 
-    /// Returns the share of a moving average that remains in an update; none if there are no averages.
+    /// Returns the share of a moving average that remains in an update; `None` if there are no averages.
     pub fn ema_decay(&self) -> Option<f32> {
         self.ema_decay
     }
@@ -126,7 +126,7 @@ impl VariableRule {
         self.ema_decay.is_some()
     }
 
-    /// Returns the range of the moving averages in the slots of `elements` elements; none if there are no averages.
+    /// Returns the range of the moving averages in the slots of `elements` elements; `None` if there are no averages.
     pub fn averages(&self, elements: usize) -> Option<Range<usize>> {
         let start = self.rule.slots().count * elements;
         self.ema_decay.map(|_| start..start + elements)
@@ -177,7 +177,7 @@ impl VariableRule {
         self.rule.apply(update, part);
     }
 
-    /// Returns the corrections for stale gradients; none if they are not corrected.
+    /// Returns the corrections for stale gradients; `None` if they are not corrected.
     pub fn stale_steps(&self) -> Option<StaleSteps> {
         self.stale
     }

@@ -30,7 +30,7 @@ impl Answer {
         versions.chain(weights).chain(others)
     }
 
-    /// Returns the reason why this cannot be the answer to a request; none if it can.
+    /// Returns the reason why this cannot be the answer to a request; `None` if it can.
     pub(crate) fn misfit(&self, request: &ClientKind) -> Option<&'static str> {
         let of = |id: Option<wire::BlockId>| id.map(BlockId::from);
         let asked: HashSet<Option<BlockId>> = match (request, self) {

@@ -81,7 +81,7 @@ pub enum LookupError {
 pub struct Lookup {
     servers: Vec<Server>,
     tables: BTreeMap<String, KnownTable>,
-    /// The reason why a server did not describe its tables; none if all did.
+    /// The reason why a server did not describe its tables; `None` if all did.
     silent: Option<String>,
     patience: Duration,
 }

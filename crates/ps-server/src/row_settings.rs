@@ -29,7 +29,7 @@ pub struct RowSettings {
 /// A server's options for rows of tables.
 #[derive(Clone, Debug, Default)]
 pub struct RowStorage {
-    /// The disk for rows beyond the limit on memory; none if there is no limit.
+    /// The disk for rows beyond the limit on memory; `None` if there is no limit.
     pub disk: Option<Arc<Disk>>,
     /// The number of hottest ids to keep for each bucket.
     pub hottest_ids: usize,

@@ -22,7 +22,7 @@ pub fn rounds() -> (Others, Rounds) {
 /// The other replicas of a step. A replica adds up vectors with them while it computes.
 #[derive(Debug)]
 pub struct Others {
-    /// None once the replica takes part in no more rounds.
+    /// `None` once the replica takes part in no more rounds.
     asking: Mutex<Option<mpsc::Sender<Round>>>,
     made: AtomicU64,
 }

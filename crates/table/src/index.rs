@@ -111,7 +111,7 @@ impl Index {
         }
     }
 
-    /// Returns the group where the search for a key begins; none if its part is empty.
+    /// Returns the group where the search for a key begins; `None` if its part is empty.
     #[inline(always)]
     fn home(&self, key: Key) -> Option<&Group> {
         let part = &self.parts[key.part as usize];

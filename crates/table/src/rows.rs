@@ -53,7 +53,7 @@ pub struct Rows {
     reads_initial: bool,
     index: Index,
     chunks: Chunks,
-    /// The rows on disk; none if all rows stay in memory.
+    /// The rows on disk; `None` if all rows stay in memory.
     spilled: Option<Spilled>,
     /// A row may be evicted if all of its values are smaller than this; `None` if the table does not evict rows for
     /// that.
@@ -269,7 +269,7 @@ impl Rows {
         values
     }
 
-    /// Returns the history of the row at a place; none if rows have no history.
+    /// Returns the history of the row at a place; `None` if rows have no history.
     pub fn history(&self, place: Place) -> Option<History> {
         let words = self.chunks.row(place);
         let has_history = self.layout.has_history;

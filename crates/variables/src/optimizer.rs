@@ -60,7 +60,7 @@ struct Prepared {
     lowered_to: f64,
     /// The gradient of each held part.
     gradients: Vec<Vec<f32>>,
-    /// A copy of each held part's weights before the update, made before the variables are overwritten; none until
+    /// A copy of each held part's weights before the update, made before the variables are overwritten; `None` until
     /// then.
     weights: Option<Vec<Vec<f32>>>,
 }

@@ -124,14 +124,14 @@ pub struct TfConfig {
     pub workers: u32,
     /// The addresses of the chief and of the workers, in this order.
     pub training: Vec<Address>,
-    /// The place of this process among `training`; none for a server and an evaluator.
+    /// The place of this process among `training`; `None` for a server and an evaluator.
     pub index: Option<usize>,
     /// The number of parameter servers.
     pub ps: u32,
 }
 
 impl Address {
-    /// Reads an address; none if the text is not host:port.
+    /// Reads an address; `None` if the text is not host:port.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port > 0)?;

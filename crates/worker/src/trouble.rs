@@ -35,7 +35,7 @@ pub(crate) struct Told {
 }
 
 impl WorkerError {
-    /// Returns the report to the coordinator; none for errors that the coordinator itself has reported.
+    /// Returns the report to the coordinator; `None` for errors that the coordinator itself has reported.
     pub(crate) fn to_tell(&self) -> Option<Told> {
         let failure = self.failure();
         match self {

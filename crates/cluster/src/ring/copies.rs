@@ -19,7 +19,7 @@ impl Cluster {
     }
 
     /// Returns the order to copy values for a checkpoint, or to help the member that copies them; `None` if there is
-    /// none for this worker. `copied` is the newest checkpoint for which the worker has done so in the present ring.
+    /// `None` for this worker. `copied` is the newest checkpoint for which the worker has done so in the present ring.
     pub(crate) fn copy_for_checkpoint(&self, task: Task, copied: Option<u64>) -> Option<Work> {
         let at_work = self.saving.at_work.as_ref()?;
         let writer = at_work.writer.filter(|writer| !writer.has_copy)?;

@@ -275,7 +275,7 @@ impl Hybrid {
         }
     }
 
-    /// Returns a worker's next step: all ranks' samples, and its own. None if it has none, or waits for a commit.
+    /// Returns a worker's next step: all ranks' samples, and its own. `None` if it has none, or waits for a commit.
     fn next_step(&mut self, worker: usize) -> Option<(u64, Samples, Samples)> {
         if self.scene.cluster.refresh_view().min_clock < self.workers[worker].clock {
             return None;

@@ -38,7 +38,7 @@ fn with_a_table(increments: u32) -> (Scene, Task, Task) {
 }
 
 /// The server reports the checkpoint that is ordered, with changes of these buckets. Returns what the checkpoint was to
-/// build on, and the earlier checkpoints that its manifest names; none if no manifest is to be written.
+/// build on, and the earlier checkpoints that its manifest names; `None` if no manifest is to be written.
 fn save(
     scene: &mut Scene,
     server: Task,

@@ -31,7 +31,7 @@ struct Worker {
     clock: Clock,
     /// The ring in which it got its values, or made its newest step.
     values_ring: Epoch,
-    /// None before it has values.
+    /// `None` before it has values.
     values: Option<Steps>,
     /// The steps that it has made and not reported, all of one split.
     unreported: u64,
@@ -299,7 +299,7 @@ impl Rings {
         }
     }
 
-    /// Returns the samples of the next step, all ranks' together; none if this worker has no step to make. It asks for work
+    /// Returns the samples of the next step, all ranks' together; `None` if this worker has no step to make. It asks for work
     /// only once it has made and reported all steps that it was told to make.
     fn next_step(&mut self, worker: usize) -> Option<(u64, (u32, u64, u64))> {
         let current = |(split, start, ranks): (Split, u64, u64)| {

@@ -32,7 +32,7 @@ type Answer<T> = Result<Response<T>, Status>;
 pub(crate) struct Service {
     /// The current job, and the credentials that its callers need.
     pub(crate) current_job: CurrentJob,
-    /// The jobs of a long-lived cluster; none if the coordinator serves one job alone.
+    /// The jobs of a long-lived cluster; `None` if the coordinator serves one job alone.
     pub(crate) queue: Option<JobCalls>,
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct Begun {
 /// The options with which a job begins.
 #[derive(Debug)]
 pub(crate) struct Wish<'a> {
-    /// The store of checkpoints; none if the job writes none.
+    /// The store of checkpoints; `None` if the job writes none.
     pub(crate) checkpoints: Option<Store>,
     /// The checkpoint to begin with, if the run directory has no run yet.
     pub(crate) restore: Option<Restore<'a>>,

@@ -83,7 +83,7 @@ impl Lease {
         }
     }
 
-    /// Returns the time at which the newest renewing call was sent. Returns none for a lease that never ends.
+    /// Returns the time at which the newest renewing call was sent. Returns `None` for a lease that never ends.
     fn renewed(&self) -> Option<Instant> {
         let term = self.0.as_ref()?;
         let ends = Duration::from_micros(term.ends.load(Relaxed));

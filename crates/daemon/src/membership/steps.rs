@@ -25,7 +25,7 @@ pub struct StepReports {
     coordinator: Coordinator,
     /// Renewed by the replies.
     lease: Lease,
-    /// The stream; none if it is not open, or while a report is under way.
+    /// The stream; `None` if it is not open, or while a report is under way.
     open: Mutex<Option<Open>>,
     /// The reports that were sent without a reply since the last reply, in order.
     unconfirmed: Mutex<Vec<wire::FinishStepRequest>>,

@@ -43,7 +43,7 @@ impl Cell<'_> {
         Self::Days(date::days_of(nanoseconds))
     }
 
-    /// Returns the value as a number; none if the value is not a number, or not finite as `f32`. Booleans and the texts
+    /// Returns the value as a number; `None` if the value is not a number, or not finite as `f32`. Booleans and the texts
     /// `true` and `false`, in any case, are 1 and 0.
     pub(crate) fn number(self) -> Option<f64> {
         let number = match self {
@@ -67,7 +67,7 @@ impl Cell<'_> {
     }
 
     /// Returns a date as days since the beginning of 1970. A text is parsed with `format`, or as ISO 8601 if there is
-    /// no format. None if the value is no date.
+    /// no format. `None` if the value is no date.
     pub(crate) fn days(self, format: Option<&str>) -> Option<f64> {
         match self {
             Self::Text(text) => match format {
@@ -80,7 +80,7 @@ impl Cell<'_> {
     }
 
     /// Returns the text of the value as a label, a category or an id. A number has the text that [`number_text`]
-    /// returns, a date is in ISO 8601, and a missing value has the empty text. None for a date beyond the calendar.
+    /// returns, a date is in ISO 8601, and a missing value has the empty text. `None` for a date beyond the calendar.
     pub(crate) fn text(&self) -> Option<Cow<'_, str>> {
         let text = match self {
             Self::Missing => return Some(Cow::Borrowed("")),
@@ -151,7 +151,7 @@ impl fmt::Display for Cell<'_> {
     }
 }
 
-/// Returns the canonical text of a number: `5` for `5.0`, `+5` and `5e0`, and `0.25` for `2.50E-1`. None if the text is
+/// Returns the canonical text of a number: `5` for `5.0`, `+5` and `5e0`, and `0.25` for `2.50E-1`. `None` if the text is
 /// no number, if it begins with zeros as a code does (`007`), or if it has more digits than any `f64`. No digit is
 /// lost.
 pub(crate) fn number_text(text: &str) -> Option<Cow<'_, str>> {
@@ -212,7 +212,7 @@ pub(crate) fn known(text: &str, numbers: bool) -> Cow<'_, str> {
     }
 }
 
-/// Returns `1` for `True` and `0` for `False`; none for any other text.
+/// Returns `1` for `True` and `0` for `False`; `None` for any other text.
 pub(crate) fn truth_text(text: &str) -> Option<Cow<'_, str>> {
     match text {
         "True" => Some(Cow::Borrowed("1")),

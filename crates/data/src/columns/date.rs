@@ -25,7 +25,7 @@ const DATE: &str = "2024-03-01";
 
 /// Returns the days from the beginning of 1970 to a date, as in `2024-03-01`, or to a date and time, as in
 /// `2024-03-01T12:30:00` or `2024-03-01 12:30:00+02:00` (ISO 8601; the `T` may be a space, and a time without an offset
-/// is in UTC). None if the text is neither.
+/// is in UTC). `None` if the text is neither.
 pub(crate) fn days(text: &str) -> Option<f64> {
     // The library takes shorter forms too, and does not look at a time after a date.
     if text.len() <= DATE.len() {
@@ -49,7 +49,7 @@ pub(crate) fn days(text: &str) -> Option<f64> {
 }
 
 /// Returns the days from the beginning of 1970 to a date that is written in a format of `strftime`, as in `%d/%m/%Y`. A
-/// time without an offset is in UTC. None if the text does not match the format, or if the format is invalid.
+/// time without an offset is in UTC. `None` if the text does not match the format, or if the format is invalid.
 pub(crate) fn days_by(text: &str, format: &str) -> Option<f64> {
     let format = parse_strftime_borrowed(format).ok()?;
     let mut parsed = Parsed::new();
@@ -73,7 +73,7 @@ pub(crate) fn days_by(text: &str, format: &str) -> Option<f64> {
     ))
 }
 
-/// Returns the format, besides ISO 8601, in which all these texts are dates. None if no format or more than one fits.
+/// Returns the format, besides ISO 8601, in which all these texts are dates. `None` if no format or more than one fits.
 pub(crate) fn format_of<'a>(
     texts: impl Iterator<Item = &'a String> + Clone,
 ) -> Option<&'static str> {

@@ -48,7 +48,7 @@ pub(super) enum Role {
 pub(crate) struct Header {
     pub(super) names: Vec<String>,
     pub(super) roles: Vec<Role>,
-    /// The index of the label's column; none if labels are not read.
+    /// The index of the label's column; `None` if labels are not read.
     pub(super) label: Option<usize>,
     pub(super) gaps: Gaps,
     /// True if rows without a label are left out.
@@ -185,7 +185,7 @@ impl Header {
 }
 
 impl Header {
-    /// Returns what is wrong with the names of the columns; none if they are valid.
+    /// Returns what is wrong with the names of the columns; `None` if they are valid.
     fn problem(
         &self,
         names: &[&str],

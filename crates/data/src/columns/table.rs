@@ -22,7 +22,7 @@ pub(crate) const GAP: f64 = f64::NAN;
 pub(crate) struct Table {
     rows: Rows,
     columns: Vec<Named>,
-    /// The index of the label's column; none if labels are not read.
+    /// The index of the label's column; `None` if labels are not read.
     label: Option<usize>,
     gaps: Gaps,
 }
@@ -372,7 +372,7 @@ impl Table {
         }
     }
 
-    /// Returns the type and the cells of an input; none if the table has no input of this name.
+    /// Returns the type and the cells of an input; `None` if the table has no input of this name.
     pub(crate) fn input(&self, name: &str) -> Option<(&ColumnType, &Cells)> {
         let mut inputs = self.inputs();
         let input = inputs.find(|(own, ..)| *own == name);

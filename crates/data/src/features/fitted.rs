@@ -33,10 +33,10 @@ pub struct Fitted {
     pub(crate) form: u32,
     /// The inputs, in the order of the file.
     pub columns: Vec<FittedColumn>,
-    /// The features of LIBSVM files; none for other data.
+    /// The features of LIBSVM files; `None` for other data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) features: Option<Features>,
-    /// The shape of pictures; none for other data.
+    /// The shape of pictures; `None` for other data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pictures: Option<Shape>,
     /// The meaning of the labels.
@@ -65,7 +65,7 @@ pub struct FittedColumn {
     pub date: bool,
     /// The transform from a cell to an input of the model.
     pub rule: Rule,
-    /// The replacement for a missing number; none if the job sets no replacement, and a missing number is an error.
+    /// The replacement for a missing number; `None` if the job sets no replacement, and a missing number is an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gap: Option<Gap>,
 }
@@ -117,9 +117,9 @@ pub enum Rule {
     },
     /// Ids below 2^63.
     Id {
-        /// The seed of the hash that turns texts into ids; none if the cells are whole numbers, which are the ids.
+        /// The seed of the hash that turns texts into ids; `None` if the cells are whole numbers, which are the ids.
         seed: Option<u64>,
-        /// The separator of the ids in a cell; none if each cell has exactly one id.
+        /// The separator of the ids in a cell; `None` if each cell has exactly one id.
         separator: Option<String>,
         /// As in [`Self::Hash`].
         #[serde(default, skip_serializing_if = "is_false")]
@@ -396,7 +396,7 @@ impl FittedColumn {
         fits && self.date == matches!(kind, ColumnType::Date { .. })
     }
 
-    /// Returns 1 for each missing cell and 0 for all others; none if the column has no indicator.
+    /// Returns 1 for each missing cell and 0 for all others; `None` if the column has no indicator.
     fn missing(&self, cells: &Cells) -> Option<Vec<f32>> {
         let Cells::Numbers(cells) = cells else {
             return None;
@@ -406,7 +406,7 @@ impl FittedColumn {
         Some(cells.iter().map(missing).collect())
     }
 
-    /// Returns the cells with the replacement in place of each missing number; none if no number is missing.
+    /// Returns the cells with the replacement in place of each missing number; `None` if no number is missing.
     ///
     /// # Errors
     /// If a number is missing and the training set no replacement.
@@ -458,7 +458,7 @@ impl Rule {
         }
     }
 
-    /// Returns the category of each cell and the number of categories; none if the rule does not produce categories.
+    /// Returns the category of each cell and the number of categories; `None` if the rule does not produce categories.
     fn categories(&self, cells: &Cells) -> Option<(Vec<u32>, u64)> {
         match (self, cells) {
             (Self::Bucket { edges }, Cells::Numbers(cells)) => {

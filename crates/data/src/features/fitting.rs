@@ -38,7 +38,7 @@ struct Column {
 struct GapFitting {
     missing: Missing,
     moments: Moments,
-    /// The numbers whose median is the replacement; none for other rules.
+    /// The numbers whose median is the replacement; `None` for other rules.
     numbers: Option<Box<Reservoir>>,
 }
 
@@ -306,7 +306,7 @@ impl Seen {
 }
 
 impl TextRule {
-    /// Returns the separator of the ids in a cell; none if a cell has a single text.
+    /// Returns the separator of the ids in a cell; `None` if a cell has a single text.
     fn separator(&self) -> Option<&str> {
         match self {
             Self::Id { separator, .. } => separator.as_deref(),

@@ -14,9 +14,9 @@ const LIMIT: u64 = 1 << 63;
 /// A column of ids.
 pub(crate) struct IdColumn<'a> {
     pub(crate) name: &'a str,
-    /// The seed of the hash that turns texts into ids; none if the texts are whole numbers, which are the ids.
+    /// The seed of the hash that turns texts into ids; `None` if the texts are whole numbers, which are the ids.
     pub(crate) seed: Option<u64>,
-    /// The separator of the ids in a cell; none if each cell has exactly one id.
+    /// The separator of the ids in a cell; `None` if each cell has exactly one id.
     pub(crate) separator: Option<&'a str>,
     /// True if all ids of the training samples are numbers. Texts that are equal as numbers then have the same id.
     pub(crate) numbers: bool,

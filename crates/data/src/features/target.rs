@@ -40,7 +40,7 @@ pub enum Target {
     },
     /// Each label is a number.
     Number {
-        /// The transform of the labels; none if the model learns the labels as they are.
+        /// The transform of the labels; `None` if the model learns the labels as they are.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scale: Option<Scale>,
     },
@@ -303,7 +303,7 @@ impl Target {
     }
 }
 
-/// Returns a label as a number; none if it is not a finite number. The labels `True` and `False` are 1 and 0.
+/// Returns a label as a number; `None` if it is not a finite number. The labels `True` and `False` are 1 and 0.
 fn number(text: &str) -> Option<f64> {
     let number = truth_text(text).unwrap_or(text.into()).parse().ok();
     number.filter(|number: &f64| number.is_finite())
@@ -329,7 +329,7 @@ fn each<T: Copy>(
     })
 }
 
-/// Returns a label as a whole number, as in `3` or `3.0`; none if it is not one.
+/// Returns a label as a whole number, as in `3` or `3.0`; `None` if it is not one.
 fn whole(text: &str) -> Option<u32> {
     number_text(text)?.parse().ok()
 }

@@ -24,7 +24,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Returns the file in an archive that a path names; none if no folder of the path has a name that ends with
+    /// Returns the file in an archive that a path names; `None` if no folder of the path has a name that ends with
     /// `.zip`.
     pub(crate) fn new(path: &Path) -> Option<Self> {
         let archive = path.ancestors().skip(1).find(|path| is_archive(path))?;
@@ -67,7 +67,7 @@ impl Member {
     }
 
     /// Returns the full path of the file that has exactly this name, or else of the only file whose path ends with it;
-    /// none if no file matches.
+    /// `None` if no file matches.
     fn find(&self, archive: &Archive) -> Result<Option<String>, InputError> {
         let mut names = names(archive).map_err(|error| self.unreadable(error))?;
         if names.contains(&self.name) {

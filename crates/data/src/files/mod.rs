@@ -189,7 +189,7 @@ pub(crate) fn kind(path: &Path) -> Result<Kind, InputError> {
     })
 }
 
-/// Returns the file in an archive that a path names; none if the path does not lead into an archive.
+/// Returns the file in an archive that a path names; `None` if the path does not lead into an archive.
 fn in_archive(path: &Path) -> Result<Option<Member>, InputError> {
     match Member::new(path) {
         Some(member) if is_file(&member.archive)? => Ok(Some(member)),

@@ -42,7 +42,7 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// Returns the file or folder that a URL names; none if the path is no URL.
+    /// Returns the file or folder that a URL names; `None` if the path is no URL.
     ///
     /// # Errors
     /// If the URL does not name a place in an object store, or if the settings of the object store are invalid.
@@ -76,7 +76,7 @@ impl Remote {
         }))
     }
 
-    /// Returns the number of bytes of a file; none if there is no such file.
+    /// Returns the number of bytes of a file; `None` if there is no such file.
     pub(crate) fn size(&self) -> io::Result<Option<u64>> {
         if self.path.as_ref().is_empty() {
             return Ok(None);

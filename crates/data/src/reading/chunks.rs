@@ -116,7 +116,7 @@ pub(crate) enum Subset<'a> {
 /// The files of a data set, cut into chunks.
 pub(crate) struct Files<'a, C> {
     pub(crate) training: C,
-    /// The files of the held-out samples; none if the held-out samples are taken from the training files.
+    /// The files of the held-out samples; `None` if the held-out samples are taken from the training files.
     pub(crate) evaluation: Option<C>,
     /// The path or URL of the data.
     pub(crate) place: &'a Path,

@@ -44,7 +44,7 @@ impl<'a> FileRows<'a> {
         }
     }
 
-    /// Returns the next row and its line number; none at the end of the file. [`Self::bytes`] has the bytes of the row
+    /// Returns the next row and its line number; `None` at the end of the file. [`Self::bytes`] has the bytes of the row
     /// until the next call.
     ///
     /// # Errors

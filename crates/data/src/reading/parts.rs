@@ -35,7 +35,7 @@ pub(crate) struct Parts {
     pub(crate) place: PathBuf,
     /// The training files, sorted by name.
     pub(crate) training: Vec<PathBuf>,
-    /// The file with the held-out samples; none if these samples have no file of their own.
+    /// The file with the held-out samples; `None` if these samples have no file of their own.
     pub(crate) evaluation: Option<PathBuf>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) enum End {
     OpenQuote,
 }
 
-/// Returns the first row of a text from the byte `from` on; none if no row is left. Blank lines are no rows.
+/// Returns the first row of a text from the byte `from` on; `None` if no row is left. Blank lines are no rows.
 pub(crate) fn next_row(text: &[u8], from: usize, delimiter: u8) -> Option<Row> {
     let is_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
     let start = from + text[from..].iter().position(|byte| !is_end(byte))?;
@@ -58,7 +58,7 @@ pub(crate) fn next_row(text: &[u8], from: usize, delimiter: u8) -> Option<Row> {
     row(text.len(), quoted, End::Text)
 }
 
-/// Returns the index of the quote that closes the quote at `opening`; none if the quote is left open. Two adjacent
+/// Returns the index of the quote that closes the quote at `opening`; `None` if the quote is left open. Two adjacent
 /// quotes stand for one quote, and close nothing.
 fn closing_quote(text: &[u8], opening: usize) -> Option<usize> {
     let mut at = opening + 1;

@@ -16,12 +16,12 @@ const DIGEST_PART: usize = 1 << 16;
 pub struct Column {
     field: Field,
     values: Values,
-    /// For bytes that become `f32` in a batch: the number by which each byte is divided. None if a batch has the values
+    /// For bytes that become `f32` in a batch: the number by which each byte is divided. `None` if a batch has the values
     /// as they are.
     divisor: Option<f32>,
     /// For ragged fields: the index of the first value of each sample, and then the end of the last sample.
     offsets: Option<Vec<usize>>,
-    /// For ragged fields: the weight of each value; none if all values have the same weight.
+    /// For ragged fields: the weight of each value; `None` if all values have the same weight.
     weights: Option<Vec<f32>>,
 }
 
@@ -34,7 +34,7 @@ pub struct BatchColumn {
     pub values: Values,
     /// For ragged fields: the index in `values` of the first value of each sample, and then the end of the last sample.
     pub offsets: Option<Vec<usize>>,
-    /// For ragged fields: the weight of each value; none if all values have the same weight.
+    /// For ragged fields: the weight of each value; `None` if all values have the same weight.
     pub weights: Option<Vec<f32>>,
 }
 
@@ -220,7 +220,7 @@ impl Column {
         }
     }
 
-    /// Returns the first id that is not a whole number below `limit`; none if all are.
+    /// Returns the first id that is not a whole number below `limit`; `None` if all are.
     fn beyond(&self, limit: u64) -> Option<String> {
         let ids = |id: &i128| *id < 0 || *id >= i128::from(limit);
         let integer = |id: Option<i128>| id.map(|id| id.to_string());

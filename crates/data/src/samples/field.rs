@@ -64,12 +64,12 @@ pub struct Field {
     pub values: ValueType,
     /// The shape of the values in one sample; empty for a single value.
     pub shape: Vec<usize>,
-    /// The number below which all ids are; 2 for a target that is 0 or 1; none for other numbers, and for ids without a
+    /// The number below which all ids are; 2 for a target that is 0 or 1; `None` for other numbers, and for ids without a
     /// limit.
     pub categories: Option<u64>,
     /// True if samples have different numbers of values.
     pub ragged: bool,
-    /// The standardisation of a target of numbers; none if the model learns the labels as they are.
+    /// The standardisation of a target of numbers; `None` if the model learns the labels as they are.
     pub scale: Option<Scale>,
 }
 

@@ -31,7 +31,7 @@ use crate::shuffle;
 pub struct InMemory {
     pub(crate) inputs: Vec<Column>,
     pub(crate) targets: Vec<Column>,
-    /// The weight of each sample in the loss; none if all samples have the same weight.
+    /// The weight of each sample in the loss; `None` if all samples have the same weight.
     weights: Option<Vec<f32>>,
     count: usize,
     /// False if the data's digest leaves these samples out.
@@ -139,7 +139,7 @@ impl InMemory {
         }
     }
 
-    /// Returns the inputs, the targets, and the weights of the samples. The weights are none if all samples have the
+    /// Returns the inputs, the targets, and the weights of the samples. The weights are `None` if all samples have the
     /// same weight.
     pub fn into_columns(self) -> (Vec<Column>, Vec<Column>, Option<Vec<f32>>) {
         (self.inputs, self.targets, self.weights)

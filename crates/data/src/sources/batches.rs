@@ -138,7 +138,7 @@ struct Part {
     batch: usize,
     /// The number of the batch's first row, counted from 1 over all batches.
     first: u64,
-    /// The indices of the rows with a label; none if all rows are samples.
+    /// The indices of the rows with a label; `None` if all rows are samples.
     labelled: Option<Vec<u32>>,
 }
 

@@ -423,7 +423,7 @@ impl Form {
     }
 }
 
-/// Replaces the decimal comma of a number by a point; none if the text is not a number with a decimal comma.
+/// Replaces the decimal comma of a number by a point; `None` if the text is not a number with a decimal comma.
 fn with_point(text: &str) -> Option<String> {
     let with_point = text.replacen(',', ".", 1);
     let is_number = text.contains(',') && with_point.parse::<f64>().is_ok();

@@ -135,11 +135,11 @@ fn is_sample(line: &[u8]) -> bool {
 
 /// The features and labels that are found while the samples are read.
 struct Seen {
-    /// The features and labels of the training; none if this is the training.
+    /// The features and labels of the training; `None` if this is the training.
     known: Option<Fitted>,
-    /// The number of features; none if the job does not set it.
+    /// The number of features; `None` if the job does not set it.
     width: Option<u64>,
-    /// Whether samples are sparse; none if the job does not set it.
+    /// Whether samples are sparse; `None` if the job does not set it.
     sparse: Option<bool>,
     /// The labels of the training files.
     labels: Labels,

@@ -85,7 +85,7 @@ struct Group {
     first: u64,
     rows: u32,
     bytes: Range<u64>,
-    /// The indices of the rows with a label; none if all rows are samples.
+    /// The indices of the rows with a label; `None` if all rows are samples.
     labelled: Option<Vec<u32>>,
 }
 

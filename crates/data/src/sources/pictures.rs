@@ -285,7 +285,7 @@ impl Variation {
         }
     }
 
-    /// Returns the source pixel of an output pixel; none if it lies outside of the picture.
+    /// Returns the source pixel of an output pixel; `None` if it lies outside of the picture.
     fn place(
         self,
         row: usize,

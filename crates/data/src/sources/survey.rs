@@ -39,13 +39,13 @@ pub struct ColumnSurvey {
     pub missing: u64,
     /// The number of distinct values, of which at most 100,000 are counted.
     pub distinct: usize,
-    /// The least and the greatest number; none if the column does not have numbers.
+    /// The least and the greatest number; `None` if the column does not have numbers.
     pub range: Option<(f64, f64)>,
     /// Some values, in the order of the file.
     pub examples: Vec<String>,
     /// True if a number has a fraction.
     pub has_fractions: bool,
-    /// The format of dates; none if they are in ISO 8601, or if the column does not have dates.
+    /// The format of dates; `None` if they are in ISO 8601, or if the column does not have dates.
     pub format: Option<&'static str>,
 }
 
@@ -218,7 +218,7 @@ impl ColumnSurvey {
         }
     }
 
-    /// Returns the line of `[data.columns]` that the column needs; none for numbers without missing values.
+    /// Returns the line of `[data.columns]` that the column needs; `None` for numbers without missing values.
     pub fn line(&self) -> Option<String> {
         let missing = match self.missing {
             0 => "",

@@ -159,7 +159,7 @@ pub(crate) fn texts<C: Chunks<Parsed = Table>>(
 
 /// What is learned from the columns of all tables.
 struct Columns {
-    /// The parameters that were fitted in training; none if this is the training.
+    /// The parameters that were fitted in training; `None` if this is the training.
     known: Option<Fitted>,
     /// The labels of the training files.
     labels: Labels,

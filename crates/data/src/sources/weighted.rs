@@ -58,7 +58,7 @@ pub(super) fn weigh_classes(
     })
 }
 
-/// Returns the class of a label; none if the data does not have the label.
+/// Returns the class of a label; `None` if the data does not have the label.
 fn class_of(label: &str, fitted: Option<&Fitted>) -> Option<u32> {
     match fitted.map(|fitted| &fitted.target) {
         Some(Target::Class { numbers, .. }) => numbers.get(label).copied(),

@@ -47,7 +47,7 @@ struct Row {
     pass_seconds: f64,
     /// Samples divided by the sum of both times.
     samples_per_second: f64,
-    /// Megabytes of the files divided by the sum of both times; none if the data is not in files of this machine.
+    /// Megabytes of the files divided by the sum of both times; `None` if the data is not in files of this machine.
     megabytes_per_second: Option<f64>,
 }
 
@@ -133,7 +133,7 @@ fn read(samples: &mut dyn Samples, seed: u64, batch: u64) -> Result<u64, Command
     Ok(read)
 }
 
-/// Returns the size in bytes of a file, or of all files in a folder and its subfolders; none if one cannot be read.
+/// Returns the size in bytes of a file, or of all files in a folder and its subfolders; `None` if one cannot be read.
 fn size(path: &Path) -> Option<u64> {
     let found = path.metadata().ok()?;
     if !found.is_dir() {

@@ -71,7 +71,7 @@ struct Row {
     p99_microseconds: f64,
     sequential_tcp_microseconds: f64,
     overlapped_tcp_microseconds: f64,
-    /// Flambeau's speed divided by the sequential reference's, from the median times of round trips. None unless one
+    /// Flambeau's speed divided by the sequential reference's, from the median times of round trips. `None` unless one
     /// worker has one round trip in flight, as the references do.
     ratio_sequential_tcp: Option<f64>,
     ratio_overlapped_tcp: Option<f64>,

@@ -95,21 +95,21 @@ struct Row {
     /// The number of workers; 0 for training in one process with one thread, without servers.
     workers: u32,
     ps: u32,
-    /// The limit on each server's memory for rows; none if there is no limit.
+    /// The limit on each server's memory for rows; `None` if there is no limit.
     table_mebibytes: Option<u64>,
-    /// The rows that are pulled or pushed in a second: each distinct row of a worker's step counts twice. None without
+    /// The rows that are pulled or pushed in a second: each distinct row of a worker's step counts twice. `None` without
     /// servers.
     distinct_rows_per_second: Option<f64>,
     steps_per_second: f64,
     samples_per_second: f64,
     /// The servers' processor time in nanoseconds for each row that is pulled or pushed. The next field has the
-    /// processor time of the workers, which includes the client. Both are none without servers.
+    /// processor time of the workers, which includes the client. Both are `None` without servers.
     server_ns_per_row: Option<f64>,
     worker_ns_per_row: Option<f64>,
     /// The growth of the servers' peak memory while the rows are created, divided by the number of rows. It includes
     /// the index and the optimizer's state.
     bytes_per_row: Option<f64>,
-    /// The 99.9th percentile of a second worker's pull times while the rows are created, in milliseconds. None without
+    /// The 99.9th percentile of a second worker's pull times while the rows are created, in milliseconds. `None` without
     /// a second worker.
     growing_pull_p999_ms: Option<f64>,
 }
@@ -362,7 +362,7 @@ struct Turn {
     steps_per_second: f64,
     /// Rows pulled and rows pushed.
     rows_per_second: f64,
-    /// The 99.9th percentile of the times of pulls; none unless the turn makes pulls only.
+    /// The 99.9th percentile of the times of pulls; `None` unless the turn makes pulls only.
     slow_pull_seconds: Option<f64>,
 }
 

@@ -37,7 +37,7 @@ pub(super) enum Added {
     Token,
 }
 
-/// Does the requested step. Returns the names of the files that were written; none if no step was requested.
+/// Does the requested step. Returns the names of the files that were written; `None` if no step was requested.
 ///
 /// # Errors
 /// If a file cannot be read or written, or the previous step has not been done.

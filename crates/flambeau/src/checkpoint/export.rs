@@ -143,7 +143,7 @@ impl Values {
         }
     }
 
-    /// Returns these values of a variable's block; none if the block lacks the averages that it must have.
+    /// Returns these values of a variable's block; `None` if the block lacks the averages that it must have.
     fn of<'a>(&self, block: &'a SavedBlock) -> Option<&'a [u8]> {
         let size = size_of::<f32>();
         let [weights, slots] = block.values.numbers();

@@ -113,7 +113,7 @@ impl Feed<'_> {
         }
     }
 
-    /// Returns the newest export of the feed; none before the first. Fails if it is of another table.
+    /// Returns the newest export of the feed; `None` before the first. Fails if it is of another table.
     async fn newest(&self, files: &Files) -> Result<Option<Entry>, CommandError> {
         let newest = Entry::newest(files).await?;
         if let Some(last) = &newest
@@ -151,7 +151,7 @@ impl Feed<'_> {
         Ok(true)
     }
 
-    /// Exports the newest checkpoint. Returns none if no checkpoint is newer than that of the last export.
+    /// Exports the newest checkpoint. Returns `None` if no checkpoint is newer than that of the last export.
     async fn export(
         &self,
         files: &Files,

@@ -138,7 +138,7 @@ async fn check(
 struct Found {
     number: u64,
     location: String,
-    /// The manifest, or its damage; none if the checkpoint is unfinished.
+    /// The manifest, or its damage; `None` if the checkpoint is unfinished.
     manifest: Option<Result<Manifest, CheckpointError>>,
 }
 

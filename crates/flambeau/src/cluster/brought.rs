@@ -58,7 +58,7 @@ impl BroughtWorkers {
         Ok(brought)
     }
 
-    /// Returns the errors of the failed workers once all workers have ended; none before, or if none has failed.
+    /// Returns the errors of the failed workers once all workers have ended; `None` before, or if none has failed.
     pub(crate) fn all_failed(&mut self) -> Option<String> {
         let mut errors = Vec::new();
         for worker in &mut self.0 {

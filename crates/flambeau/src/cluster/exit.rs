@@ -7,7 +7,7 @@ use daemon::Ready;
 /// The way in which a member has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Exit {
-    /// The exit code; none if a signal has killed the process.
+    /// The exit code; `None` if a signal has killed the process.
     pub(crate) code: Option<i32>,
     /// The exit status in words.
     shown: String,

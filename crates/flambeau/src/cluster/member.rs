@@ -17,7 +17,7 @@ pub(super) enum Running {
 }
 
 impl Running {
-    /// Returns the way in which the member has ended; none while it runs.
+    /// Returns the way in which the member has ended; `None` while it runs.
     pub(super) fn exit(&mut self) -> Option<Exit> {
         match self {
             Self::Process(child) => child.try_wait().ok().flatten().map(Exit::from),
@@ -59,7 +59,7 @@ impl Running {
         }
     }
 
-    /// Returns the member's process id; none for a thread, or after the process has ended.
+    /// Returns the member's process id; `None` for a thread, or after the process has ended.
     pub(super) fn process_id(&self) -> Option<u32> {
         match self {
             Self::Process(child) => child.id(),

@@ -62,7 +62,7 @@ struct Member {
     running: Running,
     start: Start,
     log: PathBuf,
-    /// The way in which the member has ended; none while it runs.
+    /// The way in which the member has ended; `None` while it runs.
     exit: Option<Exit>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) row_settings: &'a RowSettings,
     /// True if servers answer reads of rows.
     pub(crate) lookups: bool,
-    /// The address of the live page; none without one.
+    /// The address of the live page; `None` without one.
     pub(crate) http: Option<SocketAddr>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct LocalCluster {
     logs: PathBuf,
     /// The folder of socket files. It is not in the run directory, whose path may be too long for socket files.
     sockets: TempDir,
-    /// The folder of the certificates; none without encryption.
+    /// The folder of the certificates; `None` without encryption.
     certificates: Option<PathBuf>,
     /// The address on which the coordinator listens.
     pub(crate) coordinator: SocketAddr,
@@ -233,7 +233,7 @@ impl LocalCluster {
         })
     }
 
-    /// Describes where the live page is, and its token if it needs one; none without a page.
+    /// Describes where the live page is, and its token if it needs one; `None` without a page.
     pub(crate) fn page(&self) -> Option<String> {
         let place = clusters::reachable(self.page?);
         Some(match &self.certificates {

@@ -13,7 +13,7 @@ use crate::error::CommandError;
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub(super) arguments: Vec<OsString>,
-    /// The number of threads with which candle computes; none unless the member is a worker process.
+    /// The number of threads with which candle computes; `None` unless the member is a worker process.
     pub(super) threads: Option<usize>,
 }
 

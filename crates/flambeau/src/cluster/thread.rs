@@ -116,7 +116,7 @@ impl RoleThread {
         self.ready.recv().await.map_or(Said::Nothing, Said::Ready)
     }
 
-    /// Returns the way in which the role has ended; none while it runs. The role's error is written to the log.
+    /// Returns the way in which the role has ended; `None` while it runs. The role's error is written to the log.
     pub(super) fn exit(&mut self) -> Option<Exit> {
         if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
             let (code, message) = match thread.join() {

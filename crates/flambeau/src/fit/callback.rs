@@ -90,7 +90,7 @@ pub(super) struct Callbacks<'a> {
     callbacks: &'a mut [Box<dyn Callback>],
     records: Tail,
     control: Control,
-    /// The panic of a callback; none if no callback has panicked.
+    /// The panic of a callback; `None` if no callback has panicked.
     panic: Option<Box<dyn Any + Send>>,
 }
 
@@ -144,7 +144,7 @@ impl<'a> Callbacks<'a> {
         })
     }
 
-    /// Returns the reason why a callback has stopped the training; none if none has.
+    /// Returns the reason why a callback has stopped the training; `None` if none has.
     pub(super) fn stopped(self) -> Option<String> {
         self.control.stop
     }

@@ -63,7 +63,7 @@ pub struct History {
     pub samples: u64,
     /// The seconds from the beginning of training to the end of the job.
     pub seconds: f64,
-    /// The reason why the training ended before it had used all of its data; none if it used all.
+    /// The reason why the training ended before it had used all of its data; `None` if it used all.
     pub stopped: Option<String>,
     /// The number of updates that were acknowledged and then lost with a server. An update is one step of one block.
     pub lost_updates: u64,
@@ -118,7 +118,7 @@ impl History {
             .collect()
     }
 
-    /// Returns the value of a metric in the last evaluation, which is of the final weights; none if the evaluation
+    /// Returns the value of a metric in the last evaluation, which is of the final weights; `None` if the evaluation
     /// lacks it.
     pub fn last(&self, metric: &str) -> Option<f64> {
         self.epochs.last()?.metrics.get(metric).copied()
@@ -132,7 +132,7 @@ pub(super) enum Entry {
 }
 
 impl Line {
-    /// Returns the line as a part of a history; none if the line is another record.
+    /// Returns the line as a part of a history; `None` if the line is another record.
     pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
             Self::Evaluation {

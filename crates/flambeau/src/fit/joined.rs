@@ -238,7 +238,7 @@ struct Run<'a> {
     joining: Joining<'a>,
     brought: Option<BroughtWorkers>,
     progress: Progress,
-    /// The time at which the job was first seen running; none before.
+    /// The time at which the job was first seen running; `None` before.
     since: Option<Instant>,
     /// True once the job was told to end early.
     stopping: bool,
@@ -325,7 +325,7 @@ fn live(status: &Status, role: Role) -> bool {
     status.tasks.iter().filter(of_role).any(|task| task.alive)
 }
 
-/// Returns the reasons that members report why they cannot work; none if no member reports any.
+/// Returns the reasons that members report why they cannot work; `None` if no member reports any.
 fn troubles(status: &Status) -> Option<String> {
     let tasks = status.tasks.iter().filter(|task| !task.trouble.is_empty());
     let troubles: Vec<_> = tasks.map(|task| harmless(&task.trouble)).collect();
@@ -363,7 +363,7 @@ impl Records {
         })
     }
 
-    /// Fetches the records since the last call. Returns the job's summary; none before the job has one.
+    /// Fetches the records since the last call. Returns the job's summary; `None` before the job has one.
     async fn fetch(
         &mut self,
         coordinator: &Coordinator,
@@ -439,7 +439,7 @@ fn fetch_model(from: &Path, to: &Path) -> Result<(), CommandError> {
 /// Cancels a job when it is dropped, because its program does not follow it any longer.
 struct CancelUnlessEnded<'a> {
     cluster: &'a RunningCluster,
-    /// The job; none once it has ended.
+    /// The job; `None` once it has ended.
     id: Option<u64>,
 }
 

@@ -96,7 +96,7 @@ pub struct Trainer {
     shows_progress: bool,
     /// The running cluster to train on; none to start a cluster within this process.
     cluster: Option<RunningCluster>,
-    /// The run directory of the last training whose job names none; none before.
+    /// The run directory of the last training whose job names none; `None` before.
     temporary: Option<TempDir>,
 }
 

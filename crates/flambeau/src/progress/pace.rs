@@ -32,7 +32,7 @@ impl Pace {
         }
     }
 
-    /// Returns the seconds until `total` samples are done; none while the pace is not known.
+    /// Returns the seconds until `total` samples are done; `None` while the pace is not known.
     pub(super) fn left(&self, total: u64) -> Option<f64> {
         let (first, last) = (self.seen.front()?, self.seen.back()?);
         let seconds = last.0 - first.0;

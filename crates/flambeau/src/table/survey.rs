@@ -59,7 +59,7 @@ enum By {
 struct Row {
     id: u64,
     norm: f64,
-    /// The number of the row's updates; none if the table does not count them.
+    /// The number of the row's updates; `None` if the table does not count them.
     updates: Option<u32>,
 }
 

@@ -197,7 +197,7 @@ async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool
 #[derive(Default)]
 struct Following {
     deaths: Deaths,
-    /// A process that has failed, and the time until which the coordinator may end the job because of it; none if none
+    /// A process that has failed, and the time until which the coordinator may end the job because of it; `None` if none
     /// failed.
     missing: Option<(TaskId, Instant)>,
     /// True once training has begun. Before that, the job waits for all of its workers.

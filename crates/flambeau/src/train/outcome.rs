@@ -173,7 +173,7 @@ fn epochs(summary: &Summary) -> String {
     }
 }
 
-/// Returns the reason why a run has ended before all of its epochs were trained; none if all were.
+/// Returns the reason why a run has ended before all of its epochs were trained; `None` if all were.
 fn ended_early(summary: &Summary) -> Option<String> {
     if !summary.stopped_early.is_empty() {
         return Some(summary.stopped_early.clone());

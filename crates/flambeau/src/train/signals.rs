@@ -13,7 +13,7 @@ pub(super) enum Signal {
     Terminate,
 }
 
-/// The signals to this process; none if they are not obeyed.
+/// The signals to this process; `None` if they are not obeyed.
 pub(super) struct Signals(Option<[unix::Signal; 2]>);
 
 impl Signals {

@@ -33,7 +33,7 @@ pub struct Ragged {
     /// The index in `values` at which each sample begins, then the end of the last sample. There is one more offset
     /// than samples.
     pub offsets: Vec<usize>,
-    /// The weight of each value, as `f32`; none if all values have the same weight.
+    /// The weight of each value, as `f32`; `None` if all values have the same weight.
     pub weights: Option<Tensor>,
 }
 
@@ -198,7 +198,7 @@ impl Batch {
         }
     }
 
-    /// Returns the weights of the samples in the loss; none if all samples have the same weight.
+    /// Returns the weights of the samples in the loss; `None` if all samples have the same weight.
     pub fn weights(&self) -> Option<&Tensor> {
         self.weights.as_ref()
     }

@@ -28,7 +28,7 @@ impl Model for DeepFm {
 
 /// Returns the sum of the products of all pairs of a sample's vectors, of shape `[samples, 1]`: half the difference
 /// between the square of the vectors' sum and the sum of their squares (Rendle, "Factorization Machines", ICDM 2010,
-/// lemma 3.1). None if there are no vectors.
+/// lemma 3.1). `None` if there are no vectors.
 fn pairs(vectors: &[Looked]) -> Result<Option<Tensor>> {
     if let [Looked::Dense(vectors)] = vectors {
         return nn::sum_of_pairs(vectors).map(Some);

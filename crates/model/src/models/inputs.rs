@@ -25,7 +25,7 @@ struct Ids {
     name: String,
     /// Each id is below this number.
     categories: usize,
-    /// The number of ids in each sample; none if it differs between samples.
+    /// The number of ids in each sample; `None` if it differs between samples.
     count: Option<usize>,
 }
 
@@ -74,7 +74,7 @@ impl Inputs {
     }
 
     /// Returns a key for each sample, which is the same for samples with the same ids. Only inputs with the same number
-    /// of ids in each sample count; none if the data has no such input.
+    /// of ids in each sample count; `None` if the data has no such input.
     pub(super) fn keys(&self, batch: &Batch) -> Result<Option<Vec<i64>>> {
         let mut hashes: Option<Vec<u64>> = None;
         for ids in self.ids.iter().filter(|ids| ids.count.is_some()) {
@@ -91,7 +91,7 @@ impl Inputs {
         Ok(hashes.map(|hashes| hashes.into_iter().map(key).collect()))
     }
 
-    /// Returns the numbers of a batch, of shape `[samples, width]`; none if the data has no numbers.
+    /// Returns the numbers of a batch, of shape `[samples, width]`; `None` if the data has no numbers.
     pub(super) fn numbers(&self, batch: &Batch) -> Result<Option<Tensor>> {
         let row = |name: &String| {
             let values = batch.input_of(name)?.to_dtype(self.dtype)?;

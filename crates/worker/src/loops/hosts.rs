@@ -170,7 +170,7 @@ pub(super) struct HostGroup {
     replicas: usize,
     /// The number of models that were built.
     models: AtomicUsize,
-    /// None once a replica of this process has failed, or another process is lost.
+    /// `None` once a replica of this process has failed, or another process is lost.
     group: Mutex<Option<Group<StreamLinks>>>,
     /// Stops the listener.
     stop: CancellationToken,

@@ -11,7 +11,7 @@ use super::error::StrategyError;
 /// The coordinator's answer to a worker that has registered its variables.
 #[derive(Clone, Debug)]
 pub struct Registered {
-    /// The shard map; none for a strategy without servers.
+    /// The shard map; `None` for a strategy without servers.
     pub map: Option<ShardMap>,
     /// The newest view that the coordinator has decided.
     pub view: ViewNumber,

@@ -72,7 +72,7 @@ impl Meaning {
         }
     }
 
-    /// Returns the value of bytes: a text, a decimal fraction or a number of half precision. None if the bytes are not
+    /// Returns the value of bytes: a text, a decimal fraction or a number of half precision. `None` if the bytes are not
     /// valid.
     fn of_bytes(self, bytes: &[u8]) -> Option<Cell<'_>> {
         match (self, bytes) {

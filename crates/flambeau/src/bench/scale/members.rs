@@ -52,7 +52,7 @@ struct Common {
     /// The time from the beginning of a worker's step to that of the next; zero if workers do not pause.
     pause: Duration,
     progress: Arc<Progress>,
-    /// The key of receipts; none until a server has joined.
+    /// The key of receipts; `None` until a server has joined.
     key: Arc<watch::Sender<Option<ReceiptKey>>>,
 }
 
@@ -339,7 +339,7 @@ impl Common {
     }
 }
 
-/// Reports a step in the newest epoch. Returns the report and its reply; the reply may be none unless `waits` is true.
+/// Reports a step in the newest epoch. Returns the report and its reply; the reply may be `None` unless `waits` is true.
 async fn report(
     steps: &mut StepReports,
     sender: &Sender,

@@ -93,7 +93,7 @@ impl Entry {
         folder(self.number)
     }
 
-    /// Returns the newest export that has a manifest; none if there is none.
+    /// Returns the newest export that has a manifest; `None` if there is none.
     ///
     /// # Errors
     /// If exports cannot be read, or the newest one is damaged.

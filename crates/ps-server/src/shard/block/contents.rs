@@ -129,12 +129,12 @@ pub(crate) trait Contents: Debug + Send {
         Ok(())
     }
 
-    /// Returns the counts of rows; none if the values are dense.
+    /// Returns the counts of rows; `None` if the values are dense.
     fn row_counts(&self) -> Option<wire::TableReport> {
         None
     }
 
-    /// Returns how often rows were read and changed; none if the values are dense.
+    /// Returns how often rows were read and changed; `None` if the values are dense.
     fn heat(&self) -> Option<&Heat> {
         None
     }

@@ -336,7 +336,7 @@ struct Stale<'a> {
     squares: [f64; 2],
     /// The look-ahead weights; empty if there are none.
     ahead: &'a mut [f32],
-    /// The result of [`VariableRule::steps_ahead`]; none if the update makes no look-ahead weights.
+    /// The result of [`VariableRule::steps_ahead`]; `None` if the update makes no look-ahead weights.
     steps_ahead: Option<f32>,
     /// The average of the weights; empty if this update does not change it.
     average: &'a mut [f32],

@@ -11,9 +11,9 @@ const MOST_FOR_EACH_WORKER: u64 = 4;
 /// have the estimate: a few updates restore it.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    /// The mean staleness of the last updates; none before the first one.
+    /// The mean staleness of the last updates; `None` before the first one.
     mean_staleness: Option<f64>,
-    /// The version that the last update made, and its norms; none before the first one.
+    /// The version that the last update made, and its norms; `None` before the first one.
     last: Option<(Version, Norms)>,
     /// The number of corrected updates.
     corrected: u64,

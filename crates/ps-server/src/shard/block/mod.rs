@@ -250,12 +250,12 @@ impl Block {
         self.contents.bytes()
     }
 
-    /// Returns the counts of a bucket's rows; none for a dense block.
+    /// Returns the counts of a bucket's rows; `None` for a dense block.
     pub(crate) fn row_counts(&self) -> Option<wire::TableReport> {
         self.contents.row_counts()
     }
 
-    /// Returns how often a bucket's rows were read and changed; none for a dense block.
+    /// Returns how often a bucket's rows were read and changed; `None` for a dense block.
     pub(crate) fn heat(&self) -> Option<&Heat> {
         self.contents.heat()
     }

@@ -19,7 +19,7 @@ pub(super) struct Agreed {
     pub(super) steps: Cell<u64>,
     /// The number of steps with gradients that were added up again.
     pub(super) repeated: Cell<u64>,
-    /// The bucket plan on which all members have agreed; none while there is no agreement.
+    /// The bucket plan on which all members have agreed; `None` while there is no agreement.
     pub(super) plan: RefCell<Option<Arc<BucketPlan>>>,
     /// True if the members' devices are a group, which adds up gradients.
     pub(super) has_device_group: Cell<bool>,

@@ -220,7 +220,7 @@ impl Ring {
         Ok((total == Total::Mean).then_some(vector))
     }
 
-    /// Waits for a pass while the present step is open. Returns none if the step is closed before the pass is over. Once a pass of the
+    /// Waits for a pass while the present step is open. Returns `None` if the step is closed before the pass is over. Once a pass of the
     /// present step is over, this member gives its answer, and waits until the step is closed. Once a pass of an earlier step is over, this
     /// returns at once.
     async fn while_open(

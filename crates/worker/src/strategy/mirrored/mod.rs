@@ -85,7 +85,7 @@ pub struct Mirrored {
     /// True if the members add up gradients on their devices.
     adds_up_on_devices: bool,
     has_averages: bool,
-    /// The shares of the optimizer's state; none if each member has all of it.
+    /// The shares of the optimizer's state; `None` if each member has all of it.
     shares: Option<Arc<Shares>>,
     /// The time after which the coordinator ends the membership of a silent member. Another member must take a link
     /// within this time.

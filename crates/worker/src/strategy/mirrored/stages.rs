@@ -110,7 +110,7 @@ fn stages(mirror: &dyn Mirror) -> Result<&dyn StageSteps, ReplicaError> {
 }
 
 impl Ring {
-    /// Returns the ranks of this member's stage group; none if it is spare.
+    /// Returns the ranks of this member's stage group; `None` if it is spare.
     fn stage_group(&self, groups: StageGroups) -> Option<Range<Rank>> {
         let group = groups.of(self.rank() as u32, self.ranks() as u32)?;
         Some(group.start as Rank..group.end as Rank)

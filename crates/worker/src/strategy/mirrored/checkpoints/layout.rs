@@ -29,7 +29,7 @@ struct Placed {
 }
 
 impl Placed {
-    /// Returns the places of a block's values and of each of its slots; none if there is no such block.
+    /// Returns the places of a block's values and of each of its slots; `None` if there is no such block.
     fn block(
         &self,
         index: u32,
@@ -96,7 +96,7 @@ impl Layout {
         }
     }
 
-    /// Returns a block as it is saved; none if there is no such block.
+    /// Returns a block as it is saved; `None` if there is no such block.
     pub(super) fn save(&self, id: BlockId, state: &MirrorState) -> Option<SavedBlock> {
         let placed = self.variables.get(id.variable as usize)?;
         let (values, slots) = placed.block(id.index, self.block_elements)?;

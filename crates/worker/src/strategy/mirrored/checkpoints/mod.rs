@@ -39,7 +39,7 @@ pub(super) struct Checkpoints {
     coordinator: Coordinator,
     sender: Sender,
     stores: Stores,
-    /// The store to write to; none if the job writes no checkpoints.
+    /// The store to write to; `None` if the job writes no checkpoints.
     store: Option<Store>,
     /// The coordinator's views. Without a store they do not change.
     views: watch::Receiver<View>,

@@ -47,7 +47,7 @@ enum Work {
 }
 
 impl Shares {
-    /// The shares of a job's optimizer state; none if each member has all of it.
+    /// The shares of a job's optimizer state; `None` if each member has all of it.
     pub(super) fn new(job: &Job, model: &Description) -> Option<Self> {
         let copies = job.strategy.optimizer_copies? as usize;
         let places = Places::of(job, model.variables.iter());
