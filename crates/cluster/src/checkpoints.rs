@@ -234,7 +234,7 @@ impl Start {
                 .all(|(ours, saved)| ours.is_stored_like(saved))
     }
 
-    /// Describes the first variable whose shape differs between the checkpoint and the model; empty if there is none.
+    /// Describes the first variable that has different shapes in the checkpoint and in the model; empty if there is none.
     pub(crate) fn difference(&self, model: &ModelSpecs) -> String {
         let saved: Vec<VariableSpec> = self.variables.iter().map(VariableSpec::from).collect();
         let shape = |specs: &[VariableSpec], name: &str| {

@@ -57,8 +57,8 @@ impl Cluster {
         self.settle(now);
     }
 
-    /// Does what depends on time. Evicts members whose lease has expired, and workers that hold up others without
-    /// making progress. Orders checkpoints that are due. Gives up a checkpoint or a job that is stuck.
+    /// Does what depends on time. Evicts members with an expired lease, and workers that delay others without making
+    /// progress. Orders checkpoints that are due. Cancels a stuck checkpoint, and fails a stuck job.
     pub fn tick(&mut self, now: Instant) {
         let lease = self.lease();
         // While this process was paused it received no heartbeats.
@@ -221,8 +221,7 @@ impl Cluster {
         self.drained()
     }
 
-    /// Resumes a failed job. Each shard whose server has left waits for another server, which loads the newest
-    /// checkpoint.
+    /// Resumes a failed job. A shard without a server waits for another server, which loads the newest checkpoint.
     pub fn resume_failed(&mut self, now: Instant) {
         self.take_up_failed(now);
         self.settle(now);

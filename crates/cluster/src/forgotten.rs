@@ -8,7 +8,7 @@ use super::Cluster;
 use super::members::Member;
 use super::times::Times;
 
-/// The maximum number of departed members whose identity is kept.
+/// The maximum number of identities of departed members that are kept.
 const DEAD_KEPT: usize = 64;
 
 /// The totals of members that are no longer tracked.

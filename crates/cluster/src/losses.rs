@@ -83,7 +83,7 @@ impl Losses {
     }
 
     /// Notes that a checkpoint is complete, and that the store keeps the newest `kept` checkpoints. Forgets the ended
-    /// generations whose pushes are in all of these.
+    /// generations with no push that any of these lacks.
     pub(super) fn written(&mut self, checkpoint: u64, kept: usize, living: impl Fn(Task) -> bool) {
         self.whole.push_back(checkpoint);
         while self.whole.len() > kept {

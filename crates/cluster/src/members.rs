@@ -199,7 +199,7 @@ pub(super) struct Newcomer {
     /// The progress that stays counted; `None` if the task is new.
     progress: Option<WorkerProgress>,
     process: Process,
-    /// Servers only: the shard whose values the process still has in memory.
+    /// Servers only: the shard of which the process still has the values in memory.
     kept: Option<usize>,
     request: wire::RegisterRequest,
 }

@@ -4,7 +4,7 @@ use arbitrary::Arbitrary;
 use fuzz_input::Near;
 use shared_proto::job::{Job, Mode, StrategyName};
 
-/// The lowest `Setting::mode` of a job whose workers form rings.
+/// The lowest `Setting::mode` of a job with rings of workers.
 const RINGS: u8 = 192;
 
 /// The job, and how far it is at the beginning.
@@ -103,7 +103,7 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Returns a worker, or a server, whose calls state everything correctly.
+    /// Returns a worker, or a server, that states everything correctly in its calls.
     pub(super) fn good(server: bool, who: u8) -> Self {
         Self {
             server,
@@ -122,7 +122,7 @@ pub(super) struct Registration {
     pub(super) who: u8,
     pub(super) process: u8,
     pub(super) attempt: u8,
-    /// The shard whose values a server still has in memory.
+    /// The shard of which a server still has the values in memory.
     pub(super) holding: Option<u8>,
     /// The memory of a server, in bytes; `None` if it does not state it.
     pub(super) capacity: Option<u16>,
